@@ -1,9 +1,9 @@
-"""Whether policy="auto" chooses the faster of exact and compressed calls.
+"""Whether compress="auto" chooses the faster of exact and compressed calls.
 
 python bench/auto_policy.py                        2 nodes of 2 ranks on this machine, over loopback
 python bench/auto_policy.py --rate 100mbit         the nodes behind links of 100 Mbit/s, in network namespaces
 
-Three groups of the same ranks take turns: one is exact, one compresses, one decides by policy="auto". The times are
+Three groups of the same ranks take turns: one is exact, one compresses, one decides by compress="auto". The times are
 medians over calls, each the time of the slowest rank. The column "ratio" is the time of the faster of the first two
 groups, divided by the time of the third: 1 is the best possible value.
 """
@@ -31,7 +31,7 @@ from zcomm_bench.spec import parse_size
 WAYS = {
     "exact": {"all_gather": "exact", "reduce_scatter": "exact"},
     "compressed": {},
-    "auto": {"policy": "auto"},
+    "auto": {"compress": "auto"},
 }
 CALLS = {"all_gather": torch.bfloat16, "reduce_scatter": torch.float32}
 SECONDS = 2.0  # of the calls of one size, at least

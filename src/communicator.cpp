@@ -37,7 +37,7 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
     }
   }
   if (!arguments.wires.empty()) check_wires(operation, arguments.wires);
-  const std::string call = operation.words(arguments) + (transport_->is_stream_ordered() ? "" : operation.turn());
+  const std::string call = operation.signature(arguments, !transport_->is_stream_ordered());
   resources.seed = seed_ = next_seed(seed_);
   std::unique_ptr<Stages> stages;
   bool has_sent = !is_captured;

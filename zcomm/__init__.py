@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from zcomm._formats import formats
     from zcomm.communicator import Communicator
     from zcomm.distributed.groups import dump_flight_recorder
+    from zcomm.distributed.hooks import register_hook
     from zcomm.distributed.options import Options
     from zcomm.distributed.overrides import exact, override
     from zcomm.distributed.report import report
@@ -35,6 +36,7 @@ __all__ = [
     "megatron",
     "outer",
     "override",
+    "register_hook",
     "report",
     "stats",
     "testing",
@@ -48,6 +50,7 @@ _HOMES = {
     "exact": "zcomm.distributed.overrides",
     "formats": "zcomm._formats",
     "override": "zcomm.distributed.overrides",
+    "register_hook": "zcomm.distributed.hooks",
     "report": "zcomm.distributed.report",
     "stats": "zcomm.distributed.stats",
 }

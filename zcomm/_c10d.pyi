@@ -22,7 +22,7 @@ OPTION_NAMES: tuple[str, ...]
 class Options(Backend.Options):  # type: ignore[misc]
     """A property for each option."""
 
-    policy: str
+    compress: str
     all_gather: str
     reduce_scatter: str
     all_reduce: str
@@ -50,6 +50,21 @@ class Site:
     intra_node_bytes: int
     inter_node_bytes: int
 
+class HookedCall:
+    """A collective or message as the functions of ``zcomm.register_hook`` see it."""
+
+    group: str
+    collective: str
+    verdict: str
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    description: str
+    site: str
+    intra_node_bytes: int | None
+    inter_node_bytes: int | None
+    begun: float
+
+def set_call_hook(function: Callable[[str, HookedCall, Any], None] | None) -> None: ...
 def start_flight_recorder() -> None: ...  # raises ValueError where the environment has no number of calls
 def flight_recorder_dump() -> bytes: ...
 def hash_of(shard: torch.Tensor) -> int:
@@ -63,7 +78,7 @@ class ShardMark:
 
     def __init__(self, device: torch.device) -> None: ...
     def note(self, shard: torch.Tensor) -> None: ...
-    def check(self, shard: torch.Tensor, kept: torch.Tensor) -> None: ...
+    def check(self, shard: torch.Tensor, secondary: torch.Tensor) -> None: ...
     has_changed: bool
 
 #: The gathered, scattered or reduced tensor, or a gather's shard; or of each planned part a tensor, with those of all
@@ -100,14 +115,14 @@ class Operation:
     segments: list[tuple[int, str]]
     intra_node_bytes: int | None
     inter_node_bytes: int | None
-    kept_bytes: int
-    largest_kept_bytes: int
+    secondary_bytes: int
+    largest_secondary_bytes: int
     residual_bytes: int
     wires_bytes: int
-    kept: torch.Tensor | None
+    secondary: torch.Tensor | None
     generation: int  # of a lossless gather; 0 while one is under way, and after one that failed
     sent_bytes: int  # to each holder by the last lossless gather
-    def keeping(self, data: torch.Tensor) -> Operation: ...  # uint8, kept_bytes long
+    def bound_to(self, data: torch.Tensor) -> Operation: ...  # uint8, secondary_bytes long
     def run(
         self,
         output: TensorOrParts | None,
@@ -173,4 +188,4 @@ class ProcessGroup(Backend):  # type: ignore[misc]
     def decisions(self) -> list[dict[str, Any]]: ...
     def end_step(self) -> None: ...
     def step_decision(self) -> dict[str, Any] | None: ...
-    def losses(self) -> list[dict[str, Any]]: ...
+    def quantization_errors(self) -> list[dict[str, Any]]: ...

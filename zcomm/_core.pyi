@@ -145,8 +145,8 @@ class ExchangePlan:
 class LosslessPlan:
     num_chunks: int
     bytes_from_secondary: LinkBytes
-    kept_bytes: int
-    largest_kept_bytes: int
+    secondary_bytes: int
+    largest_secondary_bytes: int
     def __init__(
         self, topology: Topology, rank: int, lengths: Sequence[int], dtype: str, chunk_bytes: int = ...
     ) -> None: ...
@@ -164,16 +164,18 @@ class TraceStep:
     sent: LinkBytes
     num_ring_steps: int
 
-class Kept:
+class SecondaryShard:
     generation: int
     sent_bytes: int
     def __init__(self, address: int, num_bytes: int) -> None: ...
 
 class Operation:
     description: str
-    kept_bytes: int
+    secondary_bytes: int
     residual_bytes: int
-    def keeping(self, kept: Kept) -> Operation: ...
+
+class Gather(Operation):
+    def bound_to(self, secondary: SecondaryShard) -> Gather: ...
 
 class CallStats:
     """Bytes that one call sent from this rank."""
@@ -215,7 +217,7 @@ class Communicator:
 
 def default_gpu_chunk_bytes(size: int) -> int: ...
 def make_unique_id() -> bytes: ...
-def meet_over_nccl(
+def bootstrap_over_nccl(
     communicator: int, token: int, timeout: timedelta
 ) -> tuple[int, int, bytes, list[int]]: ...  # rank, device, unique id, tokens of all ranks
 def connect(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import find_backend
-from zcomm.distributed.overrides import kept_exact, known
+from zcomm.distributed.overrides import forced_exact, known
 from zcomm.fsdp.codes import Part, find_codes, tell_of_codes
 
 _log = logging.getLogger("zcomm")
@@ -91,7 +91,7 @@ def _fetch(_: Any, params: Any, *__: Any) -> AbstractContextManager[Any]:
         if backend is not None:
             _note_codes([param for param in new if param.ds_process_group == group], group, backend)
     has_codes = any(getattr(param, "_zcomm_has_codes", False) for param in params)
-    return kept_exact(_c10d.Verdict.not_a_float) if has_codes else known()
+    return forced_exact(_c10d.Verdict.not_a_float) if has_codes else known()
 
 
 def _zero_padding(param: Any) -> None:

@@ -174,7 +174,7 @@ def set_step(step: int, group: ProcessGroup | None = None) -> None:
     the compressed calls since, and on the rank. Called at the start of every training step, with its number, it makes a
     run that is resumed draw what it would have drawn. A CUDA graph repeats the bits of its capture.
 
-    For ``policy="auto"`` the last step ends here, as it does where an optimizer of torch steps.
+    For ``compress="auto"`` the last step ends here, as it does where an optimizer of torch steps.
 
     Raises ValueError if ``group`` (default: all groups of this process) has no zcomm backend."""
     from zcomm.distributed.groups import backend_of, living_backends

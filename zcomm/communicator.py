@@ -120,7 +120,7 @@ class Communicator(Exchanges):
         """
         _nccl.load()
         token = int.from_bytes(hashlib.blake2b(host_identity().encode(), digest_size=8).digest(), "little")
-        rank, device, unique_id, hosts = _core.meet_over_nccl(pointer, token, _timedelta(timeout))
+        rank, device, unique_id, hosts = _core.bootstrap_over_nccl(pointer, token, _timedelta(timeout))
         if node_size is None and node_ids is None:
             node_ids = [hosts.index(host) for host in hosts]
         return cls(

@@ -20,7 +20,7 @@ from zcomm._checks import check_types
 from zcomm.distributed import _ddp
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of, living_backends
-from zcomm.distributed.overrides import kept_exact
+from zcomm.distributed.overrides import forced_exact
 from zcomm.distributed.residuals import residual_of
 from zcomm.feedback import ErrorFeedback
 
@@ -101,7 +101,7 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> torch.futures.Fut
     )
     if isinstance(plan, _c10d.Verdict):
         gradients.div_(backend.size())  # before the sum, which may be beyond float16
-        with kept_exact(plan):
+        with forced_exact(plan):
             work = dist.all_reduce(gradients, group=group, async_op=True)
     else:
         buckets.plans[place] = plan

@@ -250,7 +250,7 @@ class _LosslessGather:
     def __init__(self, shard: torch.Tensor) -> None:
         self._memory: Any = StorageWeakRef(shard.untyped_storage())  # type: ignore[no-untyped-call]
         self._plan: _c10d.Operation | None = None
-        self._held: _c10d.Operation | None = None
+        self._bound: _c10d.Operation | None = None
         self._site = _c10d.Site("megatron", [])
 
     def is_gone(self) -> bool:
@@ -273,9 +273,9 @@ class _LosslessGather:
                 "parameters, or weights='exact'"
             )
         plan = backend.plan_lossless(output, shard, like=self._plan)
-        if self._held is None or plan is not self._plan:
-            kept = torch.empty(plan.kept_bytes, dtype=torch.uint8, device=output.device)
-            self._plan, self._held = plan, plan.keeping(kept)
+        if self._bound is None or plan is not self._plan:
+            memory = torch.empty(plan.secondary_bytes, dtype=torch.uint8, device=output.device)
+            self._plan, self._bound = plan, plan.bound_to(memory)
         if not output.is_cpu:
-            backend.prepare([(self._held, shard, self._site)]).wait()
-        return self._held.run(output, shard, site=self._site, async_op=True)
+            backend.prepare([(self._bound, shard, self._site)]).wait()
+        return self._bound.run(output, shard, site=self._site, async_op=True)

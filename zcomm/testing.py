@@ -40,31 +40,31 @@ def _segments(format: Format, num_elements: int) -> list[tuple[int, str]]:
     return [(num_elements, format)] if isinstance(format, str) else list(format)
 
 
-class HeldShards:
+class SecondaryShards:
     """Values that one rank keeps between gathers by lossless differences. All these gathers have shards of the same
     size and dtype."""
 
     def __init__(self) -> None:
         self._operation: Any = None
         self._data: NDArray[np.uint8] | None = None
-        self._kept: Any = None
+        self._secondary: Any = None
 
     @property
     def generation(self) -> int:
         """Number of gathers so far; 0 after a failed one."""
-        return 0 if self._kept is None else int(self._kept.generation)
+        return 0 if self._secondary is None else int(self._secondary.generation)
 
     @property
     def sent_bytes(self) -> int:
         """Bytes of this rank's shard that the last gather sent to each other node."""
-        return 0 if self._kept is None else int(self._kept.sent_bytes)
+        return 0 if self._secondary is None else int(self._secondary.sent_bytes)
 
     def _of(self, communicator: Any, slots: list[tuple[int, int, str]]) -> Any:
         if self._operation is None:
             gather = communicator.make_lossless_gather(slots)
-            self._data = _aligned_bytes(gather.kept_bytes)
-            self._kept = _core.Kept(self._data.ctypes.data, gather.kept_bytes)
-            self._operation = gather.keeping(self._kept)
+            self._data = _aligned_bytes(gather.secondary_bytes)
+            self._secondary = _core.SecondaryShard(self._data.ctypes.data, gather.secondary_bytes)
+            self._operation = gather.bound_to(self._secondary)
         return self._operation
 
 
@@ -81,7 +81,7 @@ class LocalRank(Exchanges):
         self._run(self._core.make_all_gather(slots, segments), [source.raw], slots, call)
         return out
 
-    def all_gather_lossless(self, shard: Any, out: ArrayT, held: HeldShards) -> ArrayT:
+    def all_gather_lossless(self, shard: Any, out: ArrayT, held: SecondaryShards) -> ArrayT:
         """Fill ``out`` with every rank's shard of bfloat16 or float16, bit for bit, and return it. Between nodes only
         lossless differences to the last gather in ``held`` are sent; the first time, the shards."""
         call = self._call(None)

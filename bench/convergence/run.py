@@ -45,7 +45,7 @@ from bench.convergence.muon import Muon
 from bench.convergence.report import markdown_of, summarize, write_markdown
 from zcomm import _core
 from zcomm.codec import ErrorFeedback
-from zcomm.testing import HeldShards, LocalRank, LocalWorld
+from zcomm.testing import LocalRank, LocalWorld, SecondaryShards
 
 NUM_NODES, NODE_SIZE = 2, 4
 WORLD_SIZE = NUM_NODES * NODE_SIZE
@@ -101,7 +101,7 @@ class Collectives:
         # One replica per rank.
         self._received = torch.empty(WORLD_SIZE, WORLD_SIZE, shard_elements, dtype=self._gathered_as)
         self._means = torch.empty(WORLD_SIZE, shard_elements)
-        self._held = [HeldShards() for _ in range(WORLD_SIZE)] if configuration.lossless else []
+        self._held = [SecondaryShards() for _ in range(WORLD_SIZE)] if configuration.lossless else []
         self.lossless_bytes: list[int] = []  # that a rank has sent to the other node, gather by gather
 
     def all_gather(self, shards: Tensor) -> Tensor:

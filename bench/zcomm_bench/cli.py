@@ -183,7 +183,7 @@ def measure_cluster(
     output: Annotated[Path, typer.Option("-o", "--output", callback=in_folder, help="The file that rank 0 writes.")],
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
 ) -> None:
-    """Measure this cluster, for `plan` and for policy="auto". Start it on every rank, by torchrun, or by srun
+    """Measure this cluster, for `plan` and for compress="auto". Start it on every rank, by torchrun, or by srun
     with the variables that torchrun sets: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
     need_torch()
     from zcomm_bench.measure import write

@@ -1,4 +1,4 @@
-"""Measures a cluster: links, hops and the codec for ``python -m zcomm_bench plan``, and for ``policy="auto"`` which
+"""Measures a cluster: links, hops and the codec for ``python -m zcomm_bench plan``, and for ``compress="auto"`` which
 calls gain by compression.
 
 Every rank runs `run`, under torchrun or srun. All ranks measure the same things in the same order.
@@ -211,7 +211,7 @@ def _rehearsals(members: Group, nodes: int, ranks_per_node: int, device: torch.d
     formats = Options()
     # As HSDP's replicas have it.
     reduced = formats.all_reduce if formats.all_reduce != "exact" else formats.reduce_scatter
-    options = Options(policy="auto", decisions="", min_bytes=1, all_reduce=reduced, forms="single")
+    options = Options(compress="auto", decisions="", min_bytes=1, all_reduce=reduced, forms="single")
     group = dist.new_group(
         dist.get_process_group_ranks(members), backend="zcomm", pg_options=options, use_local_synchronization=True
     )

@@ -11,7 +11,7 @@ namespace zcomm {
 inline constexpr std::size_t kMaxCallChars = 192;
 
 // Returns `call`; beyond kMaxCallChars, a hash replaces its end.
-std::string call_words(const std::string& call);
+std::string signature_text(const std::string& call);
 // Returns a hash of `call`, the same on all machines.
 std::uint64_t call_fingerprint(const std::string& call);
 // Returns the text of a TransportError about two different calls, for all ranks.
@@ -19,7 +19,7 @@ std::string describe_difference(int rank, const std::string& own, int peer, cons
 // Returns the first cause of a failure: ranks that fail quote those that have failed before.
 std::string first_cause(const std::string& failure);
 
-// call_words() as a message of a fixed size: padded with zeros.
+// signature_text() as a message of a fixed size: padded with zeros.
 using CallText = std::array<char, kMaxCallChars>;
 CallText call_text(const std::string& call);
 // Returns describe_difference() of both calls, or an empty string if they are equal. `theirs` may be other bytes.

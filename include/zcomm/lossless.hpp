@@ -53,7 +53,7 @@ enum LosslessError : std::uint32_t {
   kBaseError = 4,        // the sender's base differs from the one here
   kBodyError = 8,        // no encoder writes such a body for this number of values
   kResultError = 16,     // the result differs from the sender's: a stray write changed the base
-  kKeptError = 32,       // values have changed since their hash was taken
+  kSecondaryError = 32,  // values have changed since their hash was taken
 };
 
 // Returns what such values become. Two bytes of ones: a NaN in the formats of 8 bits that have one.
@@ -82,8 +82,8 @@ struct DecodeLossless {
   std::uint32_t* status = nullptr;     // receives bits of LosslessError in addition to earlier ones; jobs may share it
 };
 
-// Compares the hash of `values` with `hash`. If they differ, `status` gets kKeptError, and `spoiled` becomes NaN: the
-// values themselves, or data computed from them. Without `status`, takes the hash of `values` instead.
+// Compares the hash of `values` with `hash`. If they differ, `status` gets kSecondaryError, and `spoiled` becomes NaN:
+// the values themselves, or data computed from them. Without `status`, takes the hash of `values` instead.
 struct CheckHash {
   ConstTensorView values;
   TensorView spoiled = {};

@@ -32,7 +32,7 @@ using NcclUniqueId = std::array<std::byte, 128>;
 NcclUniqueId make_nccl_unique_id();
 
 // Ranks of a communicator that the caller owns, who now agree on a group of their own.
-struct NcclMeeting {
+struct NcclBootstrap {
   int rank = 0;
   int device = 0;
   NcclUniqueId unique_id{};           // made by rank 0
@@ -44,8 +44,8 @@ struct NcclMeeting {
 // is neither kept nor aborted. Blocks the host until all ranks are there, at most for `timeout` if the communicator
 // does not block. Calls `look`, which may throw, every 100 ms meanwhile. Throws ArgumentError on a null pointer,
 // TransportError and TimeoutError.
-NcclMeeting meet_over_nccl(void* communicator, std::uint64_t token, std::chrono::milliseconds timeout,
-                           const std::function<void()>& look);
+NcclBootstrap bootstrap_over_nccl(void* communicator, std::uint64_t token, std::chrono::milliseconds timeout,
+                                  const std::function<void()>& look);
 
 struct NcclOptions {
   NcclUniqueId unique_id{};

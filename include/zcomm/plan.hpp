@@ -148,8 +148,8 @@ class LosslessPlan : public SlotPlan<BlockFormat> {
   LinkBytes bytes_from_secondary() const;
 
   // Returns the bytes of the values that this rank keeps; the second function, the largest of all ranks.
-  std::size_t kept_bytes() const { return held_.size() * slot_bytes_; }
-  std::size_t largest_kept_bytes() const;
+  std::size_t secondary_bytes() const { return held_.size() * slot_bytes_; }
+  std::size_t largest_secondary_bytes() const;
 
   // --- For the collective itself
 
@@ -164,11 +164,11 @@ class LosslessPlan : public SlotPlan<BlockFormat> {
   }
   const Hop& inter_node_hop() const { return inter_node_hop_; }
   const Hop& intra_node_hop() const { return intra_node_hop_; }
-  // Returns the slots that this rank holds, in rank order. Kept values lie slot after slot.
+  // Returns the slots that this rank holds, in rank order. Values lie slot after slot.
   const std::vector<int>& held() const { return held_; }
   // Returns the number of a slot among those, -1 if this rank does not hold it.
   int place(int slot) const { return places_[static_cast<std::size_t>(slot)]; }
-  std::size_t kept_offset(int slot) const { return static_cast<std::size_t>(place(slot)) * slot_bytes_; }
+  std::size_t secondary_offset(int slot) const { return static_cast<std::size_t>(place(slot)) * slot_bytes_; }
 
  private:
   void cut_at_segments();

@@ -22,9 +22,10 @@ class ShardMark {
 
   // Records the hash of `shard`.
   void note(ConstTensorView shard, StreamView stream);
-  // Compares the hash of `shard` with the recorded one. If they differ, has_changed() becomes true and `kept` is filled
-  // with NaN, so that nobody reads stale values. `kept` holds encoded or plain values, aligned to kWireAlignment.
-  void check(ConstTensorView shard, std::span<std::byte> kept, StreamView stream);
+  // Compares the hash of `shard` with the recorded one. If they differ, has_changed() becomes true and `secondary` is
+  // filled with NaN, so that nobody reads stale values. `secondary` holds encoded or plain values, aligned to
+  // kWireAlignment.
+  void check(ConstTensorView shard, std::span<std::byte> secondary, StreamView stream);
   // Tells whether a completed check has found a different hash. Thread-safe.
   bool has_changed() const;
 

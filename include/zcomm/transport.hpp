@@ -26,7 +26,7 @@ struct Send {
   int peer = 0;
   const std::byte* data = nullptr;
   std::size_t num_bytes = 0;
-  bool has_limit = false;  // the receiver knows only a limit of the size: see Recv::is_limit
+  bool has_upper_bound = false;  // the receiver knows only a limit of the size: see Recv::is_upper_bound
   // Elements that the receiver must expect, where only the two of them know the length: wires of several lengths have
   // as many bytes. NCCL does not compare it.
   std::int64_t num_elements = 0;
@@ -36,7 +36,7 @@ struct Recv {
   int peer = 0;
   std::byte* data = nullptr;
   std::size_t num_bytes = 0;
-  bool is_limit = false;  // accepts fewer bytes, unless Transport::is_stream_ordered()
+  bool is_upper_bound = false;  // accepts fewer bytes, unless Transport::is_stream_ordered()
   // If not null, the bytes may stay in memory of the transport until the transfer is destroyed. Each wait() of the rank
   // may point this at another place where they are. It must point at `data` first, and some transports leave it there.
   const std::byte** place = nullptr;
@@ -56,7 +56,7 @@ class [[gnu::visibility("default")]] Transfer {
 
 // Result of a check of received bytes: a description of the error, an empty string if they are right, or nullopt while
 // unknown. Never blocks.
-using Finding = std::function<std::optional<std::string>()>;
+using DeferredCheck = std::function<std::optional<std::string>()>;
 
 class [[gnu::visibility("default")]] Transport {
  public:
@@ -87,8 +87,8 @@ class [[gnu::visibility("default")]] Transport {
   virtual void begin_group() {}
   virtual void end_group(StreamView) {}
   // Tells whether transfers are work on a GPU's stream. Then they start in groups, the host must know the size of every
-  // message (see Recv::is_limit), and ranks compare a call only when its words are new. Elsewhere many small transfers
-  // cost no more than a large one.
+  // message (see Recv::is_upper_bound), and ranks compare a call only when its words are new. Elsewhere many small
+  // transfers cost no more than a large one.
   virtual bool is_stream_ordered() const { return false; }
 
   // Throws if an earlier transfer has failed meanwhile, or what was compared or watched was wrong. On a CPU wait()
@@ -97,7 +97,7 @@ class [[gnu::visibility("default")]] Transport {
   // Watches received bytes: throws TransportError if `finding` is an error. On a GPU, whose calls return before their
   // bytes arrive, returns at once, and polls `finding` until its result is known. An error then fails this rank like a
   // failed transfer. `finding` may be destroyed in a later call.
-  virtual void watch(Finding finding);
+  virtual void watch(DeferredCheck finding);
 
   // Waits for transfers that are under way on a GPU, at most for their timeouts. abort() ends it.
   virtual void finish() noexcept {}

@@ -2,14 +2,15 @@
 #pragma once
 
 #include "zcomm/block_format.hpp"
+#include "zcomm/call.hpp"
 #include "zcomm/call_check.hpp"
 #include "zcomm/codec.hpp"
-#include "zcomm/collectives.hpp"
 #include "zcomm/communicator.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/dtype.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/exchange.hpp"
+#include "zcomm/gather.hpp"
 #include "zcomm/link.hpp"
 #include "zcomm/nccl.hpp"
 #include "zcomm/operation.hpp"

@@ -12,6 +12,7 @@
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/exchange.hpp"
+#include "zcomm/gather.hpp"
 #include "zcomm/nccl.hpp"
 
 namespace py = pybind11;
@@ -157,21 +158,23 @@ void bind_operation(py::module_& module) {
         return "CallStats(intra_node_bytes=" + std::to_string(self.intra_node_bytes) +
                ", inter_node_bytes=" + std::to_string(self.inter_node_bytes) + ")";
       });
-  py::class_<Kept, std::shared_ptr<Kept>>(module, "Kept", "What one rank keeps of gathers, in memory of the caller's.")
+  py::class_<SecondaryShard, std::shared_ptr<SecondaryShard>>(
+      module, "SecondaryShard", "What one rank keeps of gathers, in memory of the caller's.")
       .def(py::init([](std::uintptr_t address, std::size_t num_bytes) {
-             auto kept = std::make_shared<Kept>();
-             kept->memory = {reinterpret_cast<std::byte*>(address), num_bytes};
-             return kept;
+             auto secondary = std::make_shared<SecondaryShard>();
+             secondary->memory = {reinterpret_cast<std::byte*>(address), num_bytes};
+             return secondary;
            }),
            py::arg("address"), py::arg("num_bytes"))
-      .def_property_readonly("generation", [](const Kept& kept) { return kept.generation.load(); })
-      .def_property_readonly("sent_bytes", [](const Kept& kept) { return kept.sent_bytes.load(); });
+      .def_property_readonly("generation", [](const SecondaryShard& secondary) { return secondary.generation.load(); })
+      .def_property_readonly("sent_bytes", [](const SecondaryShard& secondary) { return secondary.sent_bytes.load(); });
   py::class_<Operation, OperationPtr>(module, "Operation",
                                       "A collective that is ready to be called. See operation.hpp.")
       .def_property_readonly("description", &Operation::description)
-      .def_property_readonly("kept_bytes", &Operation::kept_bytes)
-      .def_property_readonly("residual_bytes", &Operation::residual_bytes)
-      .def("keeping", &Operation::keeping, py::arg("kept"));
+      .def_property_readonly("secondary_bytes", [](const Operation& operation) { return operation.memory().secondary; })
+      .def_property_readonly("residual_bytes", [](const Operation& operation) { return operation.memory().residual; });
+  py::class_<Gather, Operation, GatherPtr>(module, "Gather", "A gather, which may keep a secondary shard.")
+      .def("bound_to", &Gather::bound_to, py::arg("secondary"));
 }
 
 // `slots`, of which only lengths and dtype matter.
@@ -249,8 +252,9 @@ CallStats run(BoundCommunicator& self, Operation& operation, const std::vector<A
   return self.run([&](Communicator& communicator) {
     const std::vector<ConstTensorView> read = views_of<ConstTensorView>(inputs);
     const std::vector<TensorView> written = views_of<TensorView>(outputs);
-    const Feedback kept = feedback ? feedback_of(*feedback) : Feedback{};
-    return communicator.run(operation, {read, written, factor, feedback ? &kept : nullptr}, timeout, stream_of(stream));
+    const Feedback error_feedback = feedback ? feedback_of(*feedback) : Feedback{};
+    return communicator.run(operation, {read, written, factor, feedback ? &error_feedback : nullptr}, timeout,
+                            stream_of(stream));
   });
 }
 
@@ -282,12 +286,12 @@ void bind_communicator(py::module_& module) {
   module.def("make_local_communicators", &make_local_communicators, py::arg("node_ids"), py::arg("chunk_bytes"));
   module.def("make_unique_id", [] { return bytes_of(make_nccl_unique_id()); });
   module.def(
-      "meet_over_nccl",
+      "bootstrap_over_nccl",
       [](std::uintptr_t pointer, std::uint64_t token, milliseconds timeout) {
-        NcclMeeting met;
+        NcclBootstrap met;
         {
           const py::gil_scoped_release no_gil;
-          met = meet_over_nccl(reinterpret_cast<void*>(pointer), token, timeout, check_signals);
+          met = bootstrap_over_nccl(reinterpret_cast<void*>(pointer), token, timeout, check_signals);
         }
         return std::tuple(met.rank, met.device, bytes_of(met.unique_id), met.tokens);
       },

@@ -85,8 +85,8 @@ void bind_lossless_gather(py::module_& module) {
       .def_property_readonly("num_chunks", &LosslessPlan::num_chunks)
       .def("bytes", &LosslessPlan::bytes, py::arg("body_bytes"))
       .def_property_readonly("bytes_from_secondary", &LosslessPlan::bytes_from_secondary)
-      .def_property_readonly("kept_bytes", &LosslessPlan::kept_bytes)
-      .def_property_readonly("largest_kept_bytes", &LosslessPlan::largest_kept_bytes);
+      .def_property_readonly("secondary_bytes", &LosslessPlan::secondary_bytes)
+      .def_property_readonly("largest_secondary_bytes", &LosslessPlan::largest_secondary_bytes);
 }
 
 void bind_all_reduce(py::module_& module) {

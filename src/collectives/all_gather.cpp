@@ -155,10 +155,10 @@ class AllGather final : public Stages {
   std::vector<Decode> decodes_;
 };
 
-class AllGatherOperation final : public Operation {
+class AllGatherOperation final : public Gather {
  public:
-  AllGatherOperation(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Kept> kept)
-      : plan_(std::move(plan)), kept_(std::move(kept)) {}
+  AllGatherOperation(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<SecondaryShard> secondary)
+      : plan_(std::move(plan)), secondary_(std::move(secondary)) {}
 
   const World& world() const override { return plan_->world(); }
   const std::string& description() const override { return plan_->description(); }
@@ -171,11 +171,13 @@ class AllGatherOperation final : public Operation {
   std::optional<LinkBytes> bytes(const Arguments& arguments) const override {
     return is_again(arguments) ? plan_->bytes_from_secondary() : plan_->bytes();
   }
-  std::size_t kept_bytes() const override { return plan_->secondary_bytes(); }
-  std::size_t largest_kept_bytes() const override { return plan_->largest_secondary_bytes(); }
-  OperationPtr keeping(std::shared_ptr<Kept> kept) const override { return make_all_gather(plan_, std::move(kept)); }
-  std::size_t wires_bytes() const override {
-    return GatheredWires::largest(*plan_) * static_cast<std::size_t>(plan_->num_chunks());
+  OperationMemory memory() const override {
+    return {.secondary = plan_->secondary_bytes(),
+            .largest_secondary = plan_->largest_secondary_bytes(),
+            .wires = GatheredWires::largest(*plan_) * static_cast<std::size_t>(plan_->num_chunks())};
+  }
+  GatherPtr bound_to(std::shared_ptr<SecondaryShard> secondary) const override {
+    return make_all_gather(plan_, std::move(secondary));
   }
   void decode(const Codec& codec, const Arguments& arguments, StreamView stream) const override {
     const std::vector<TensorView> slots =
@@ -183,8 +185,8 @@ class AllGatherOperation final : public Operation {
     check_argument(!slots.empty() && shape_of(slots) == plan_->slots(), "outputs: expected slots of ", plan_->slots(),
                    ", got others");
     check_wires(*this, arguments.wires);
-    std::byte* const kept = kept_ == nullptr ? nullptr : kept_->memory.data();
-    const GatheredWires wires(*plan_, kept, plan_->num_chunks(), arguments.wires.data());
+    std::byte* const secondary = secondary_ == nullptr ? nullptr : secondary_->memory.data();
+    const GatheredWires wires(*plan_, secondary, plan_->num_chunks(), arguments.wires.data());
     std::vector<Decode> jobs;
     for (std::int64_t chunk = 0; chunk < plan_->num_chunks(); ++chunk) {
       wires.add_decodes(arguments.outputs, chunk, jobs);
@@ -201,13 +203,14 @@ class AllGatherOperation final : public Operation {
     check_gathered(r, arguments);
     check_apart(r, given.inputs, given.outputs, "shard");
     check_plan(r, *plan_, shape_of(slots));
-    if (kept_ != nullptr) check_kept(*kept_, plan_->secondary_bytes());
-    check_argument(kept_ != nullptr || !is_again(arguments), "inputs: expected a shard, as nothing is kept, got none");
+    if (secondary_ != nullptr) check_secondary(*secondary_, plan_->secondary_bytes());
+    check_argument(secondary_ != nullptr || !is_again(arguments),
+                   "inputs: expected a shard, as nothing is kept, got none");
   }
-  std::string words(const Arguments& arguments) const override {
+  std::string signature(const Arguments& arguments, bool) const override {
     if (is_again(arguments)) return "gather_secondary " + plan_->description() + kUnchanged;
     return "all_gather " + plan_->description() +
-           (kept_ != nullptr ? " keeping secondary shards, of weights that may have changed" : "");
+           (secondary_ != nullptr ? " keeping secondary shards, of weights that may have changed" : "");
   }
   std::vector<int> peers(const Arguments& arguments) const override {
     const auto& [topology, rank, _] = plan_->world();
@@ -216,13 +219,13 @@ class AllGatherOperation final : public Operation {
   }
   std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
     if (plan_->num_chunks() == 0) return nullptr;
-    std::byte* const kept = kept_ == nullptr ? nullptr : kept_->memory.data();
-    return all_gather_stages(r, *plan_, arguments.inputs, arguments.outputs, kept, arguments.wires);
+    std::byte* const secondary = secondary_ == nullptr ? nullptr : secondary_->memory.data();
+    return all_gather_stages(r, *plan_, arguments.inputs, arguments.outputs, secondary, arguments.wires);
   }
 
  private:
   const std::shared_ptr<const GatherPlan> plan_;
-  const std::shared_ptr<Kept> kept_;
+  const std::shared_ptr<SecondaryShard> secondary_;
 };
 
 }  // namespace
@@ -233,8 +236,8 @@ std::unique_ptr<Stages> all_gather_stages(const Resources& resources, const Gath
   return std::make_unique<AllGather>(resources, plan, shard, slots, secondary, wires, hop_of_call);
 }
 
-OperationPtr make_all_gather(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<Kept> kept) {
-  return std::make_shared<AllGatherOperation>(std::move(plan), std::move(kept));
+GatherPtr make_all_gather(std::shared_ptr<const GatherPlan> plan, std::shared_ptr<SecondaryShard> secondary) {
+  return std::make_shared<AllGatherOperation>(std::move(plan), std::move(secondary));
 }
 
 }  // namespace zcomm

@@ -54,7 +54,7 @@ class BroadcastOperation final : public Operation {
              SlotShape{{values.num_elements}, values.dtype}.to_string();
     });
   }
-  std::string words(const Arguments&) const override { return description_; }
+  std::string signature(const Arguments&, bool) const override { return description_; }
   // Names all ranks. Ranks that name different roots might otherwise share no peer, and never compare their calls.
   std::vector<int> peers(const Arguments&) const override { return world_.topology.others(world_.rank); }
   std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {

@@ -75,11 +75,11 @@ std::vector<ExchangePlan::Message> ExchangePlan::messages(const Lengths& lengths
 
 ExchangePlan ExchangePlan::all_to_all(World world, Lengths sent, Lengths received, DType dtype, HopFormats formats,
                                       std::size_t min_bytes) {
-  std::string words = "all_to_all " + std::string(to_string(dtype)) + " " + formats.to_string();
-  if (min_bytes > 0) words += " from " + std::to_string(min_bytes) + " bytes on";
+  std::string signature = "all_to_all " + std::string(to_string(dtype)) + " " + formats.to_string();
+  if (min_bytes > 0) signature += " from " + std::to_string(min_bytes) + " bytes on";
   std::vector<int> peers = world.topology.others(world.rank);
-  return {std::move(world), std::move(sent), std::move(received), dtype,
-          formats,          min_bytes,       std::move(words),    std::move(peers)};
+  return {std::move(world), std::move(sent), std::move(received),  dtype,
+          formats,          min_bytes,       std::move(signature), std::move(peers)};
 }
 
 ExchangePlan ExchangePlan::gather(World world, int root, std::int64_t num_elements, DType dtype, HopFormats formats) {
@@ -87,9 +87,9 @@ ExchangePlan ExchangePlan::gather(World world, int root, std::int64_t num_elemen
   Lengths sent = only_for(root, num_elements, world);
   Lengths received(sent.size(), world.rank == root ? num_elements : 0);
   std::vector<int> peers = world.topology.others(world.rank);
-  std::string words = describe("gather to " + std::to_string(root), num_elements, dtype, formats);
-  return {std::move(world), std::move(sent), std::move(received), dtype, formats, 0,
-          std::move(words), std::move(peers)};
+  std::string signature = describe("gather to " + std::to_string(root), num_elements, dtype, formats);
+  return {std::move(world),     std::move(sent), std::move(received), dtype, formats, 0,
+          std::move(signature), std::move(peers)};
 }
 
 ExchangePlan ExchangePlan::scatter(World world, int root, std::int64_t num_elements, DType dtype, HopFormats formats) {
@@ -110,10 +110,10 @@ ExchangePlan ExchangePlan::message(World world, int from, int to, std::int64_t n
   Lengths sent = only_for(to, is_sender ? num_elements : 0, world);
   Lengths received = only_for(from, is_sender ? 0 : num_elements, world);
   const std::string name = "message from " + std::to_string(from) + " to " + std::to_string(to);
-  std::string words = describe(name, num_elements, dtype, formats);
+  std::string signature = describe(name, num_elements, dtype, formats);
   std::vector<int> peers{is_sender ? to : from};
-  return {std::move(world), std::move(sent), std::move(received), dtype, formats, 0,
-          std::move(words), std::move(peers)};
+  return {std::move(world),     std::move(sent), std::move(received), dtype, formats, 0,
+          std::move(signature), std::move(peers)};
 }
 
 std::size_t ExchangePlan::num_bytes(const Message& message, std::int64_t chunk) const {
@@ -299,7 +299,7 @@ class ExchangeOperation final : public Operation {
     check_views(arguments.outputs, plan_.received(), plan_.dtype(), "outputs");
     check_all_apart(arguments, static_cast<std::size_t>(plan_.world().rank));
   }
-  std::string words(const Arguments&) const override { return plan_.description(); }
+  std::string signature(const Arguments&, bool) const override { return plan_.description(); }
   std::vector<int> peers(const Arguments&) const override { return plan_.peers(); }
   std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
     if (plan_.num_chunks() == 0) return nullptr;

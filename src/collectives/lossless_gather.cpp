@@ -23,10 +23,10 @@ class LosslessStages final : public Stages {
       : r_(r),
         shard_(shard),
         plan_(shard.plan),
-        kept_(shard.kept),
+        secondary_(shard.secondary),
         prepared_(std::move(prepared)),
         is_again_(is_again),
-        base_(prepared_ == nullptr ? kept_.generation.load() : prepared_->base),
+        base_(prepared_ == nullptr ? secondary_.generation.load() : prepared_->base),
         slots_(views, plan_.slots().lengths.size()),
         is_scattered_(views.size() > plan_.slots().lengths.size()),
         has_own_(prepared_ == nullptr && !is_again && !is_scattered_ &&
@@ -35,10 +35,10 @@ class LosslessStages final : public Stages {
         incoming_(r, is_again ? 0 : static_cast<int>(owners().size()), longest(), kDepth),
         passed_on_(r, is_scattered_ ? r.world.topology.size() : 0, longest_chunk_bytes(),
                    static_cast<int>(std::min<std::int64_t>(plan_.num_chunks(), kDepth + 1))) {
-    kept_.hashes->make_wait(r.stream);
+    secondary_.hashes->make_wait(r.stream);
     if (is_again) return;
-    kept_.generation = 0;
-    kept_.hashes->begin_gather(base_);
+    secondary_.generation = 0;
+    secondary_.hashes->begin_gather(base_);
   }
 
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
@@ -49,7 +49,7 @@ class LosslessStages final : public Stages {
 
   const std::vector<Move>& holders() const { return plan_.inter_node_hop().sends; }
   const std::vector<Move>& owners() const { return plan_.inter_node_hop().recvs; }
-  TensorView kept(int slot, std::int64_t chunk) const { return kept_values(plan_, kept_, slot, chunk); }
+  TensorView secondary(int slot, std::int64_t chunk) const { return secondary_values(plan_, secondary_, slot, chunk); }
   std::size_t longest_chunk_bytes() const {
     return element_size(plan_.slots().dtype) * static_cast<std::size_t>(plan_.longest_chunk());
   }
@@ -86,7 +86,7 @@ class LosslessStages final : public Stages {
   void finish(std::int64_t chunk) override {
     copies_.clear();
     for (const int slot : plan_.held()) {
-      if (slot != plan_.rank() || !has_own_) copy(kept(slot, chunk).data, slot, chunk);
+      if (slot != plan_.rank() || !has_own_) copy(secondary(slot, chunk).data, slot, chunk);
     }
     run_codec(r_, copies_);
     wait_for_transfer(r_, *own_[chunk], 1);
@@ -96,30 +96,30 @@ class LosslessStages final : public Stages {
     others_[chunk].reset();
   }
   void end() override {
-    kept_.hashes->mark_use(r_.stream);
+    secondary_.hashes->mark_use(r_.stream);
     look_for_errors();
     if (is_again_) return;
     if (prepared_ != nullptr && prepared_->stream.handle != r_.stream.handle) {
-      kept_.hashes->make_wait(prepared_->stream);
+      secondary_.hashes->make_wait(prepared_->stream);
     }
-    kept_.sent_bytes = sent_bytes_;
-    kept_.generation = base_ + 1;
+    secondary_.sent_bytes = sent_bytes_;
+    secondary_.generation = base_ + 1;
   }
 
   // Looks for errors that this call's jobs find: at once on a CPU, when the call is over on a GPU.
   void look_for_errors() {
-    r_.transport.watch([hashes = kept_.hashes] { return hashes->finding(); });
+    r_.transport.watch([hashes = secondary_.hashes] { return hashes->finding(); });
   }
   // Looks before values are passed on, where jobs are done by then.
   void look_at_once() {
-    if (kept_.hashes->are_at_once()) look_for_errors();
+    if (secondary_.hashes->are_at_once()) look_for_errors();
   }
 
   void check(std::int64_t chunk) {
     checks_.clear();
     for (const int slot : plan_.held()) {
-      const TensorView values = kept(slot, chunk);
-      checks_.push_back({values, values, kept_.hashes->hash(slot, chunk), kept_.hashes->status(slot, chunk)});
+      const TensorView values = secondary(slot, chunk);
+      checks_.push_back({values, values, secondary_.hashes->hash(slot, chunk), secondary_.hashes->status(slot, chunk)});
     }
     run_codec(r_, checks_);
     look_at_once();
@@ -133,10 +133,10 @@ class LosslessStages final : public Stages {
     }
     run_codec(r_, {&job, 1});
     sent_bytes_ += num_bytes;
-    for (const Move& move : holders()) sends_.push_back({move.peer, job.message, num_bytes, /*has_limit=*/true});
+    for (const Move& move : holders()) sends_.push_back({move.peer, job.message, num_bytes, /*has_upper_bound=*/true});
     for (std::size_t i = 0; i < owners().size(); ++i) {
-      const std::size_t most = most_bytes(kept(owners()[i].slot, chunk).num_elements);
-      recvs_.push_back({owners()[i].peer, incoming_.data(static_cast<int>(i), chunk), most, /*is_limit=*/true});
+      const std::size_t most = most_bytes(secondary(owners()[i].slot, chunk).num_elements);
+      recvs_.push_back({owners()[i].peer, incoming_.data(static_cast<int>(i), chunk), most, /*is_upper_bound=*/true});
     }
   }
   void list_prepared(std::int64_t chunk) {
@@ -158,12 +158,12 @@ class LosslessStages final : public Stages {
     jobs_.clear();
     for (std::size_t i = 0; i < owners().size(); ++i) {
       const int slot = owners()[i].slot;
-      const TensorView values = kept(slot, chunk);
+      const TensorView values = secondary(slot, chunk);
       const std::byte* const message = incoming_.data(static_cast<int>(i), chunk);
       const std::size_t body_bytes = prepared_ == nullptr ? checked_header(message, slot, base_, values).body_bytes
                                                           : prepared_->body_bytes(i, static_cast<std::size_t>(chunk));
-      jobs_.push_back({message, kLosslessHeaderBytes + body_bytes, values, base_, kept_.hashes->hash(slot, chunk),
-                       kept_.hashes->status(slot, chunk)});
+      jobs_.push_back({message, kLosslessHeaderBytes + body_bytes, values, base_, secondary_.hashes->hash(slot, chunk),
+                       secondary_.hashes->status(slot, chunk)});
     }
     run_codec(r_, jobs_);
     look_at_once();
@@ -175,7 +175,7 @@ class LosslessStages final : public Stages {
     recvs_.clear();
     for (const Move& move : plan_.intra_node_hop().sends) {
       if ((move.slot == plan_.rank()) != own) continue;
-      const TensorView values = kept(move.slot, chunk);
+      const TensorView values = secondary(move.slot, chunk);
       sends_.push_back({move.peer, values.data, values.num_bytes()});
     }
     for (const Move& move : plan_.intra_node_hop().recvs) {
@@ -206,7 +206,7 @@ class LosslessStages final : public Stages {
   const Resources& r_;
   const LosslessShard shard_;
   const LosslessPlan& plan_;
-  Kept& kept_;
+  SecondaryShard& secondary_;
   const std::unique_ptr<PreparedMessages> prepared_;
   const bool is_again_;
   const std::uint64_t base_;  // the generation that differences refer to
@@ -228,19 +228,23 @@ class LosslessStages final : public Stages {
   std::vector<Decode> copies_;
 };
 
-class LosslessGather final : public Operation {
+class LosslessGather final : public Gather {
  public:
-  LosslessGather(std::shared_ptr<const LosslessPlan> plan, std::shared_ptr<Kept> kept)
-      : plan_(std::move(plan)), kept_(std::move(kept)) {}
+  LosslessGather(std::shared_ptr<const LosslessPlan> plan, std::shared_ptr<SecondaryShard> secondary)
+      : plan_(std::move(plan)), secondary_(std::move(secondary)) {}
 
   const World& world() const override { return plan_->world(); }
   const std::string& description() const override { return plan_->description(); }
   std::int64_t num_chunks() const override { return plan_->num_chunks(); }
   std::optional<LinkBytes> bytes(const Arguments&) const override { return {}; }
-  std::size_t kept_bytes() const override { return plan_->kept_bytes(); }
-  std::size_t largest_kept_bytes() const override { return plan_->largest_kept_bytes(); }
-  OperationPtr keeping(std::shared_ptr<Kept> kept) const override {
-    return make_lossless_gather(plan_, std::move(kept));
+  OperationMemory memory() const override {
+    return {.secondary = plan_->secondary_bytes(), .largest_secondary = plan_->largest_secondary_bytes()};
+  }
+  GatherPtr bound_to(std::shared_ptr<SecondaryShard> secondary) const override {
+    return make_lossless_gather(plan_, std::move(secondary));
+  }
+  void decode(const Codec&, const Arguments&, StreamView) const override {
+    throw ArgumentError("wires: expected a gather in a format, got " + description());
   }
 
   void check(const Resources& r, const Arguments& given) const override {
@@ -252,30 +256,32 @@ class LosslessGather final : public Operation {
     check_plan(r, *plan_, shape_of(slots));
     check_memory(r);
     if (!is_again(arguments)) return;
-    check_argument(kept_->generation > 0,
-                   "kept: expected shards that an all_gather by differences has filled, got those of generation 0");
-    check_argument(!r.preparations.is_prepared(*kept_),
-                   "kept: expected shards that were gathered, got those of a gather that is only prepared");
+    check_argument(
+        secondary_->generation > 0,
+        "secondary: expected shards that an all_gather by differences has filled, got those of generation 0");
+    check_argument(!r.preparations.is_prepared(*secondary_),
+                   "secondary: expected shards that were gathered, got those of a gather that is only prepared");
   }
-  std::string words(const Arguments& arguments) const override {
-    if (is_again(arguments)) return "gather_secondary " + description() + kUnchanged;
-    return "all_gather " + description() + ", of weights that may have changed";
+  std::string signature(const Arguments& arguments, bool with_state) const override {
+    const std::string state = with_state ? ", generation " + std::to_string(secondary_->generation) : "";
+    if (is_again(arguments)) return "gather_secondary " + description() + kUnchanged + state;
+    return "all_gather " + description() + ", of weights that may have changed" + state;
   }
-  std::string turn() const override { return ", generation " + std::to_string(kept_->generation); }
   std::vector<int> peers(const Arguments& arguments) const override {
     return is_again(arguments) ? plan_->topology().node_peers(plan_->rank()) : plan_->topology().peers(plan_->rank());
   }
   std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
     const bool again = is_again(arguments);
-    const LosslessShard shard = kept_shard(r, again ? ConstTensorView{} : arguments.inputs.front());
+    const LosslessShard shard = shard_of(r, again ? ConstTensorView{} : arguments.inputs.front());
     auto prepared = again ? nullptr : r.preparations.take(r, shard);
     return std::make_unique<LosslessStages>(r, shard, arguments.outputs, std::move(prepared), again);
   }
 
-  // Makes Kept::hashes, at the first gather.
-  LosslessShard kept_shard(const Resources& r, ConstTensorView shard) const {
-    if (kept_->hashes == nullptr) kept_->hashes = std::make_shared<KeptHashes>(*r.codec.lossless(), plan_);
-    return {*plan_, shard, *kept_};
+  // Makes SecondaryShard::hashes, at the first gather.
+  LosslessShard shard_of(const Resources& r, ConstTensorView shard) const {
+    if (secondary_->hashes == nullptr)
+      secondary_->hashes = std::make_shared<SecondaryHashes>(*r.codec.lossless(), plan_);
+    return {*plan_, shard, *secondary_};
   }
 
   void check_shard(const Resources& r, ConstTensorView shard) const {
@@ -290,8 +296,8 @@ class LosslessGather final : public Operation {
  private:
   void check_memory(const Resources& r) const {
     check_argument(r.codec.lossless() != nullptr, "codec: expected one of lossless differences, got one without");
-    check_argument(kept_ != nullptr, "kept: expected memory, got none");
-    check_kept(*kept_, plan_->kept_bytes());
+    check_argument(secondary_ != nullptr, "secondary: expected memory, got none");
+    check_secondary(*secondary_, plan_->secondary_bytes());
     check_argument(
         !r.transport.is_stream_ordered() || !is_capturing(r.stream),
         "stream: expected one that runs, got one that records a CUDA graph: the sizes of differences change, and a "
@@ -299,14 +305,14 @@ class LosslessGather final : public Operation {
   }
 
   const std::shared_ptr<const LosslessPlan> plan_;
-  const std::shared_ptr<Kept> kept_;
+  const std::shared_ptr<SecondaryShard> secondary_;
 };
 
 class PreparationOperation final : public Operation {
  public:
-  explicit PreparationOperation(std::vector<OperationPtr> gathers) {
+  explicit PreparationOperation(std::vector<GatherPtr> gathers) {
     check_argument(!gathers.empty(), "gathers: expected at least one, got none");
-    for (OperationPtr& gather : gathers) {
+    for (GatherPtr& gather : gathers) {
       auto lossless = std::dynamic_pointer_cast<LosslessGather>(std::move(gather));
       check_argument(lossless != nullptr, "gathers: expected lossless ones, got one that encodes");
       check_argument(std::find(gathers_.begin(), gathers_.end(), lossless) == gathers_.end(),
@@ -316,7 +322,7 @@ class PreparationOperation final : public Operation {
     description_ = std::to_string(gathers_.size()) + " gathers, the first of " + gathers_.front()->description();
     std::string all;
     for (const auto& gather : gathers_) all += gather->description() + "\n";
-    words_ = "prepare " + description_ + " #" + std::to_string(call_fingerprint(all));
+    signature_ = "prepare " + description_ + " #" + std::to_string(call_fingerprint(all));
   }
 
   const World& world() const override { return gathers_.front()->world(); }
@@ -331,12 +337,12 @@ class PreparationOperation final : public Operation {
                    " gathers, got ", arguments.inputs.size());
     for (std::size_t i = 0; i < gathers_.size(); ++i) gathers_[i]->check_shard(r, arguments.inputs[i]);
   }
-  std::string words(const Arguments&) const override { return words_; }
+  std::string signature(const Arguments&, bool) const override { return signature_; }
   std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
     std::vector<LosslessShard> shards;
     shards.reserve(gathers_.size());
     for (std::size_t i = 0; i < gathers_.size(); ++i) {
-      shards.push_back(gathers_[i]->kept_shard(r, arguments.inputs[i]));
+      shards.push_back(gathers_[i]->shard_of(r, arguments.inputs[i]));
     }
     r.preparations.prepare(r, shards);
     return nullptr;
@@ -345,16 +351,16 @@ class PreparationOperation final : public Operation {
  private:
   std::vector<std::shared_ptr<LosslessGather>> gathers_;
   std::string description_;
-  std::string words_;
+  std::string signature_;
 };
 
 }  // namespace
 
-OperationPtr make_lossless_gather(std::shared_ptr<const LosslessPlan> plan, std::shared_ptr<Kept> kept) {
-  return std::make_shared<LosslessGather>(std::move(plan), std::move(kept));
+GatherPtr make_lossless_gather(std::shared_ptr<const LosslessPlan> plan, std::shared_ptr<SecondaryShard> secondary) {
+  return std::make_shared<LosslessGather>(std::move(plan), std::move(secondary));
 }
 
-OperationPtr make_preparation(std::vector<OperationPtr> gathers) {
+OperationPtr make_preparation(std::vector<GatherPtr> gathers) {
   return std::make_shared<PreparationOperation>(std::move(gathers));
 }
 

@@ -18,7 +18,7 @@ class Preparation {
       : r_(r), shards_(shards), hop_(shards.front().plan.inter_node_hop()) {
     for (const LosslessShard& shard : shards) {
       prepared_.push_back(
-          std::make_unique<PreparedMessages>(PreparedMessages{shard.kept.generation, r.stream, num_headers_}));
+          std::make_unique<PreparedMessages>(PreparedMessages{shard.secondary.generation, r.stream, num_headers_}));
       num_headers_ += static_cast<std::size_t>(shard.plan.num_chunks());
     }
   }
@@ -38,8 +38,8 @@ class Preparation {
       pack();
     }
     for (std::size_t i = 0; i < shards_.size(); ++i) {
-      shards_[i].kept.hashes->mark_use(r_.stream);
-      shards_[i].kept.generation = prepared_[i]->base;
+      shards_[i].secondary.hashes->mark_use(r_.stream);
+      shards_[i].secondary.generation = prepared_[i]->base;
     }
     return std::move(prepared_);
   }
@@ -57,8 +57,8 @@ class Preparation {
     for (std::size_t i = 0; i < shards_.size(); ++i) {
       const LosslessShard& shard = shards_[i];
       PreparedMessages& prepared = *prepared_[i];
-      shard.kept.generation = 0;  // until all are prepared
-      shard.kept.hashes->make_wait(r_.stream);
+      shard.secondary.generation = 0;  // until all are prepared
+      shard.secondary.hashes->make_wait(r_.stream);
       std::vector<std::size_t> longest;
       for (std::int64_t chunk = 0; chunk < shard.plan.num_chunks(); ++chunk) {
         const EncodeLossless& job = jobs.emplace_back(shard.encoding(chunk, prepared.base));
@@ -112,7 +112,7 @@ class Preparation {
       const int slot = hop_.recvs[i].slot;
       const std::byte* wire = rows() + i * row_bytes() + prepared.first_header * kLosslessHeaderBytes;
       for (std::size_t chunk = 0; chunk < num_chunks; ++chunk, wire += kLosslessHeaderBytes) {
-        const TensorView values = kept_values(shard.plan, shard.kept, slot, static_cast<std::int64_t>(chunk));
+        const TensorView values = secondary_values(shard.plan, shard.secondary, slot, static_cast<std::int64_t>(chunk));
         prepared.received.push_back(checked_header(wire, slot, prepared.base, values).body_bytes);
       }
     }
@@ -147,10 +147,10 @@ class Preparation {
 
 }  // namespace
 
-std::string KeptHashes::describe(std::uint32_t errors, int slot, std::uint64_t base) const {
+std::string SecondaryHashes::describe(std::uint32_t errors, int slot, std::uint64_t base) const {
   const std::string old = concat("generation ", base);
   const std::string made = concat("generation ", base + 1);
-  if (errors == kKeptError) {
+  if (errors == kSecondaryError) {
     return in_slot(slot, made, " was written to on rank ", plan_->rank(),
                    " since it was gathered: something has written into what it keeps, or its weights have "
                    "changed in a way that PyTorch does not count");
@@ -195,7 +195,7 @@ void PreparedMessages::reserve(const Resources& r, const std::vector<std::size_t
 void Preparations::prepare(const Resources& r, std::span<const LosslessShard> shards) {
   std::erase_if(prepared_, [](const auto& prepared) { return prepared.first.expired(); });
   for (const LosslessShard& shard : shards) {
-    if (prepared_.erase(shard.kept.hashes) > 0) shard.kept.generation = 0;
+    if (prepared_.erase(shard.secondary.hashes) > 0) shard.secondary.generation = 0;
   }
   Preparation preparation(r, shards);
   if (const std::size_t num_bytes = preparation.readback_bytes(); num_bytes > readback_bytes_) {
@@ -204,14 +204,14 @@ void Preparations::prepare(const Resources& r, std::span<const LosslessShard> sh
   }
   auto messages = preparation.run(readback_.get());
   for (std::size_t i = 0; i < shards.size(); ++i) {
-    prepared_.emplace(shards[i].kept.hashes, std::move(messages[i]));
+    prepared_.emplace(shards[i].secondary.hashes, std::move(messages[i]));
   }
 }
 
 std::unique_ptr<PreparedMessages> Preparations::take(const Resources& r, const LosslessShard& shard) {
   if (!r.transport.is_stream_ordered()) return nullptr;
-  if (!is_prepared(shard.kept)) prepare(r, {&shard, 1});
-  return std::move(prepared_.extract(shard.kept.hashes).mapped());
+  if (!is_prepared(shard.secondary)) prepare(r, {&shard, 1});
+  return std::move(prepared_.extract(shard.secondary.hashes).mapped());
 }
 
 }  // namespace zcomm

@@ -14,17 +14,17 @@
 #include <utility>
 #include <vector>
 
-#include "zcomm/collectives.hpp"
+#include "zcomm/call.hpp"
 #include "zcomm/error.hpp"
+#include "zcomm/gather.hpp"
 #include "zcomm/lossless.hpp"
-#include "zcomm/operation.hpp"
 
 namespace zcomm {
 
 // Hashes, and status words in which jobs set bits of LosslessError.
-class KeptHashes {
+class SecondaryHashes {
  public:
-  KeptHashes(const LosslessCodec& codec, std::shared_ptr<const LosslessPlan> plan)
+  SecondaryHashes(const LosslessCodec& codec, std::shared_ptr<const LosslessPlan> plan)
       : plan_(std::move(plan)),
         memory_(codec.make_memory(count() * sizeof(std::uint64_t), count() * sizeof(std::uint32_t))) {}
 
@@ -49,8 +49,8 @@ class KeptHashes {
     base_ = base;
   }
 
-  // Returns and forgets an error that was found: see Finding. Before the last use is over, peers may not have the NaN
-  // values yet, and nothing is known. Thread-safe.
+  // Returns and forgets an error that was found: see DeferredCheck. Before the last use is over, peers may not have the
+  // NaN values yet, and nothing is known. Thread-safe.
   std::optional<std::string> finding() const {
     if (!memory_->is_over()) return std::nullopt;
     for (const int slot : plan_->held()) {
@@ -73,8 +73,9 @@ class KeptHashes {
 };
 
 // Returns a chunk of a slot that this rank holds.
-inline TensorView kept_values(const LosslessPlan& plan, const Kept& kept, int slot, std::int64_t chunk) {
-  const TensorView whole{kept.memory.data() + plan.kept_offset(slot),
+inline TensorView secondary_values(const LosslessPlan& plan, const SecondaryShard& secondary, int slot,
+                                   std::int64_t chunk) {
+  const TensorView whole{secondary.memory.data() + plan.secondary_offset(slot),
                          plan.slots().lengths[static_cast<std::size_t>(slot)], plan.slots().dtype};
   return whole.slice(plan.chunk(chunk).begin, plan.chunk(chunk).count);
 }
@@ -83,18 +84,18 @@ inline TensorView kept_values(const LosslessPlan& plan, const Kept& kept, int sl
 // if that is 0, has whole values. Does not check hashes.
 LosslessHeader checked_header(const std::byte* wire, int slot, std::uint64_t base, ConstTensorView values);
 
-// Shard of a lossless gather, and the kept values that its difference refers to. Kept::hashes exists.
+// Shard of a lossless gather, and the kept values that its difference refers to. SecondaryShard::hashes exists.
 struct LosslessShard {
   const LosslessPlan& plan;
   ConstTensorView shard;
-  Kept& kept;
+  SecondaryShard& secondary;
 
   // Makes the job that encodes a chunk and keeps it, without a message.
   EncodeLossless encoding(std::int64_t chunk, std::uint64_t base) const {
     return {.values = shard.slice(plan.chunk(chunk).begin, plan.chunk(chunk).count),
-            .base = kept_values(plan, kept, plan.rank(), chunk),
+            .base = secondary_values(plan, secondary, plan.rank(), chunk),
             .generation = base,
-            .hash = kept.hashes->hash(plan.rank(), chunk)};
+            .hash = secondary.hashes->hash(plan.rank(), chunk)};
   }
 };
 
@@ -130,7 +131,7 @@ struct PreparedMessages {
 // Gathers of one communicator that are prepared.
 class Preparations {
  public:
-  bool is_prepared(const Kept& kept) const { return prepared_.contains(kept.hashes); }
+  bool is_prepared(const SecondaryShard& secondary) const { return prepared_.contains(secondary.hashes); }
 
   // Encodes at least one shard, exchanges headers, and waits for them. A shard that is prepared already is prepared
   // again as whole values, because the holders' base is not the one it was encoded for. Throws TransportError if a peer
@@ -142,7 +143,7 @@ class Preparations {
   std::unique_ptr<PreparedMessages> take(const Resources& r, const LosslessShard& shard);
 
  private:
-  std::map<std::weak_ptr<KeptHashes>, std::unique_ptr<PreparedMessages>, std::owner_less<>> prepared_;
+  std::map<std::weak_ptr<SecondaryHashes>, std::unique_ptr<PreparedMessages>, std::owner_less<>> prepared_;
   // Memory from which the host reads sizes, reused by all batches.
   std::unique_ptr<JobMemory> readback_;
   std::size_t readback_bytes_ = 0;

@@ -11,7 +11,7 @@
 
 #include "codec/checks.hpp"
 #include "zcomm/error.hpp"
-#include "zcomm/operation.hpp"
+#include "zcomm/gather.hpp"
 
 namespace zcomm {
 
@@ -115,9 +115,10 @@ void check_plan(const Resources& r, const Plan& plan, const SlotShape& slots) {
   check_argument(plan.slots() == slots, "plan: expected one of slots ", slots, ", got ", plan.slots());
 }
 
-inline void check_kept(const Kept& kept, std::size_t num_bytes) {
-  check_argument(kept.memory.size() == num_bytes, "kept: expected ", num_bytes, " bytes, got ", kept.memory.size());
-  check_aligned("kept", kept.memory.data(), kWireAlignment);
+inline void check_secondary(const SecondaryShard& secondary, std::size_t num_bytes) {
+  check_argument(secondary.memory.size() == num_bytes, "secondary: expected ", num_bytes, " bytes, got ",
+                 secondary.memory.size());
+  check_aligned("secondary", secondary.memory.data(), kWireAlignment);
 }
 
 // Checks a format for values of this dtype.
@@ -142,7 +143,7 @@ inline void check_addresses(const Arguments& arguments) {
 }
 
 inline void check_wires(const Operation& operation, std::span<const std::byte> wires) {
-  const std::size_t num_bytes = operation.wires_bytes();
+  const std::size_t num_bytes = operation.memory().wires;
   check_argument(num_bytes > 0 || operation.num_chunks() == 0, "wires: expected a gather in a format, got ",
                  operation.description());
   check_argument(wires.size() == num_bytes, "wires: expected ", num_bytes, " bytes, got ", wires.size());

@@ -240,7 +240,7 @@ LinkBytes LosslessPlan::bytes_from_secondary() const {
   return total;
 }
 
-std::size_t LosslessPlan::largest_kept_bytes() const { return most_held(topology()) * slot_bytes_; }
+std::size_t LosslessPlan::largest_secondary_bytes() const { return most_held(topology()) * slot_bytes_; }
 
 // --- ReducePlan
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "hash.hpp"
+#include "zcomm/call.hpp"
 #include "zcomm/chunks.hpp"
-#include "zcomm/collectives.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 

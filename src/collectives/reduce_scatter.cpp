@@ -17,7 +17,7 @@ class ReduceScatterOperation final : public Operation {
     return {plan_.segments().begin(), plan_.segments().end()};
   }
   std::optional<LinkBytes> bytes(const Arguments&) const override { return plan_.bytes(); }
-  std::size_t residual_bytes() const override { return plan_.residual_bytes(); }
+  OperationMemory memory() const override { return {.residual = plan_.residual_bytes()}; }
 
   void check(const Resources& r, const Arguments& arguments) const override {
     const TensorView& output = only(arguments.outputs, "outputs");
@@ -26,9 +26,9 @@ class ReduceScatterOperation final : public Operation {
     check_slots(r, slots, output.num_elements, is_widened ? slots.front().dtype : output.dtype, "output");
     check_apart(r, arguments.outputs, arguments.inputs, "output");
     check_plan(r, plan_, shape_of(slots));
-    check_feedback(arguments.feedback, plan_.feedback(), residual_bytes());
+    check_feedback(arguments.feedback, plan_.feedback(), plan_.residual_bytes());
   }
-  std::string words(const Arguments& arguments) const override {
+  std::string signature(const Arguments& arguments, bool) const override {
     return "reduce_scatter " + plan_.description() + words_of_sum(arguments);
   }
   std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
@@ -54,16 +54,16 @@ class AllReduceOperation final : public Operation {
     return {{plan_.num_elements(), plan_.reduce().segments().front().format}};
   }
   std::optional<LinkBytes> bytes(const Arguments&) const override { return plan_.bytes(); }
-  std::size_t residual_bytes() const override { return plan_.residual_bytes(); }
+  OperationMemory memory() const override { return {.residual = plan_.residual_bytes()}; }
 
   void check(const Resources& r, const Arguments& arguments) const override {
     const TensorView& tensor = only(arguments.outputs, "outputs");
     check_argument(plan_.num_elements() == tensor.num_elements, "plan: expected one of the tensor's ",
                    tensor.num_elements, " elements, got ", plan_.num_elements());
     check_plan(r, plan_.reduce(), {plan_.reduce().slots().lengths, tensor.dtype});
-    check_feedback(arguments.feedback, plan_.reduce().feedback(), residual_bytes());
+    check_feedback(arguments.feedback, plan_.reduce().feedback(), plan_.residual_bytes());
   }
-  std::string words(const Arguments& arguments) const override {
+  std::string signature(const Arguments& arguments, bool) const override {
     return "all_reduce " + plan_.description() + words_of_sum(arguments);
   }
   std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {

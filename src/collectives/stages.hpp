@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "zcomm/call.hpp"
 #include "zcomm/chunks.hpp"
-#include "zcomm/collectives.hpp"
 #include "zcomm/lossless.hpp"
 #include "zcomm/tensor_view.hpp"
 #include "zcomm/wire_layout.hpp"

@@ -7,7 +7,7 @@
 
 #include "codec/cuda/capacity.hpp"
 #include "zcomm/communicator.hpp"
-#include "zcomm/operation.hpp"
+#include "zcomm/gather.hpp"
 #include "zcomm/wire_layout.hpp"
 
 namespace zcomm {
@@ -174,12 +174,12 @@ Trace trace_of(const GatherPlan& plan, bool grouped, bool again) {
   NoMemory memory(kTensors);
   const std::vector<TensorView> slots = slots_of(plan.slots(), memory);
   const ConstTensorView shard = slots[static_cast<std::size_t>(plan.rank())];
-  std::shared_ptr<Kept> kept;
+  std::shared_ptr<SecondaryShard> secondary;
   if (again) {
-    kept = std::make_shared<Kept>();
-    kept->memory = {memory.acquire(plan.secondary_bytes(), {}), plan.secondary_bytes()};
+    secondary = std::make_shared<SecondaryShard>();
+    secondary->memory = {memory.acquire(plan.secondary_bytes(), {}), plan.secondary_bytes()};
   }
-  const OperationPtr gather = make_all_gather(std::make_shared<const GatherPlan>(plan), std::move(kept));
+  const OperationPtr gather = make_all_gather(std::make_shared<const GatherPlan>(plan), std::move(secondary));
   const std::span<const ConstTensorView> inputs(&shard, again ? 0 : 1);
   return run(plan.world(), *gather, {inputs, slots}, grouped);
 }

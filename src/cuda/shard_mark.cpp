@@ -25,9 +25,9 @@ void ShardMark::note(ConstTensorView shard, StreamView stream) {
   codec_->lossless()->check({&job, 1}, stream);
 }
 
-void ShardMark::check(ConstTensorView shard, std::span<std::byte> kept, StreamView stream) {
-  const auto num_halves = static_cast<std::int64_t>(kept.size() / 2);
-  const CheckHash job{halves(shard), {kept.data(), num_halves, DType::bfloat16}, hash(), status()};
+void ShardMark::check(ConstTensorView shard, std::span<std::byte> secondary, StreamView stream) {
+  const auto num_halves = static_cast<std::int64_t>(secondary.size() / 2);
+  const CheckHash job{halves(shard), {secondary.data(), num_halves, DType::bfloat16}, hash(), status()};
   codec_->lossless()->check({&job, 1}, stream);
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cuda/owned.hpp"
-#include "host/aside.hpp"
+#include "host/detached.hpp"
 #include "host/size_class.hpp"
 #include "zcomm/cuda.hpp"
 
@@ -59,7 +59,7 @@ void keep_for_graph(cudaStream_t stream, std::shared_ptr<Piece> piece) {
     const std::unique_ptr<std::shared_ptr<Piece>> last(static_cast<std::shared_ptr<Piece>*>(data));
     --(*last)->num_graphs;
     if (last->use_count() > 1) return;
-    run_aside([freed = std::move(*last)]() mutable {
+    run_detached([freed = std::move(*last)]() mutable {
       static_cast<void>(cudaSetDevice(freed->device));  // any other one would get a context
       freed.reset();
     });

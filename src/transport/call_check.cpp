@@ -9,18 +9,18 @@ namespace {
 
 constexpr const char* kDifference = "ranks called different things: rank ";
 
-// Hashes make calls differ whose words do not, and tell a reader nothing.
-std::string without_hashes(std::string words) {
-  for (std::size_t at = 0; (at = words.find(" #", at)) != std::string::npos;) {
-    const std::size_t end = std::min(words.find_first_not_of("0123456789", at + 2), words.size());
-    words.erase(at, end - at);
+// Removes hashes, by which signatures differ that a reader cannot tell apart.
+std::string without_hashes(std::string signature) {
+  for (std::size_t at = 0; (at = signature.find(" #", at)) != std::string::npos;) {
+    const std::size_t end = std::min(signature.find_first_not_of("0123456789", at + 2), signature.size());
+    signature.erase(at, end - at);
   }
-  return words;
+  return signature;
 }
 
 }  // namespace
 
-std::string call_words(const std::string& call) {
+std::string signature_text(const std::string& call) {
   if (call.size() <= kMaxCallChars) return call;
   const std::string tail = "... #" + std::to_string(fnv1a(call));
   return call.substr(0, kMaxCallChars - tail.size()) + tail;
@@ -43,18 +43,18 @@ std::string first_cause(const std::string& failure) {
 
 CallText call_text(const std::string& call) {
   CallText text{};
-  const std::string words = call_words(call);
-  std::copy(words.begin(), words.end(), text.begin());
+  const std::string signature = signature_text(call);
+  std::copy(signature.begin(), signature.end(), text.begin());
   return text;
 }
 
 std::string difference(int rank, const CallText& own, int peer, const CallText& theirs) {
-  const auto words = [](const CallText& text) {
+  const auto signature = [](const CallText& text) {
     std::string all(text.begin(), std::find(text.begin(), text.end(), 0));
     const bool is_text = !all.empty() && std::ranges::all_of(all, [](char c) { return c >= ' ' && c <= '~'; });
     return is_text ? all : "something that it has called before";
   };
-  return own == theirs ? std::string() : describe_difference(rank, words(own), peer, words(theirs));
+  return own == theirs ? std::string() : describe_difference(rank, signature(own), peer, signature(theirs));
 }
 
 }  // namespace zcomm

@@ -17,7 +17,7 @@ struct Message {
   std::byte* target = nullptr;
   std::size_t num_bytes = 0;  // as given by the first side; once matched, the bytes sent
   std::int64_t num_elements = 0;
-  bool is_limit = false;  // set by the receiver
+  bool is_upper_bound = false;  // set by the receiver
   // Flags guarded by Hub::mutex. A matched message is being copied until `done`: neither side may release its memory.
   bool matched = false;
   bool done = false;
@@ -41,7 +41,9 @@ struct Hub {
   std::string failure;  // empty without a failure
 };
 
-bool agree(std::size_t sent, std::size_t room, bool is_limit) { return is_limit ? sent <= room : sent == room; }
+bool agree(std::size_t sent, std::size_t room, bool is_upper_bound) {
+  return is_upper_bound ? sent <= room : sent == room;
+}
 
 class LocalTransport final : public Transport {
  public:
@@ -78,17 +80,17 @@ class LocalTransport final : public Transport {
       const std::lock_guard lock(hub_->mutex);
       if (!hub_->failure.empty()) throw TransportError(hub_->failure);
       for (const Send& send : sends) {
-        const auto fits = [&](const Message& m) { return agree(send.num_bytes, m.num_bytes, m.is_limit); };
+        const auto fits = [&](const Message& m) { return agree(send.num_bytes, m.num_bytes, m.is_upper_bound); };
         match(found, hub_->between(rank_, send.peer), true, send, fits, [&](Message& m) {
           m.source = send.data;
           m.num_bytes = send.num_bytes;
         });
       }
       for (const Recv& recv : recvs) {
-        const auto fits = [&](const Message& m) { return agree(m.num_bytes, recv.num_bytes, recv.is_limit); };
+        const auto fits = [&](const Message& m) { return agree(m.num_bytes, recv.num_bytes, recv.is_upper_bound); };
         match(found, hub_->between(recv.peer, rank_), false, recv, fits, [&](Message& m) {
           m.target = recv.data;
-          m.is_limit = recv.is_limit;
+          m.is_upper_bound = recv.is_upper_bound;
         });
       }
     }

@@ -63,7 +63,7 @@ struct MemoryChannels::Incoming {
   int peer;
   std::byte* data;
   std::size_t room;  // what is still to come; of a message that has stayed, its bytes
-  bool is_limit;
+  bool is_upper_bound;
   std::uint32_t tag;
   Batch* batch;             // null once dropped
   const std::byte** place;  // null if the message is to be copied
@@ -94,9 +94,9 @@ void MemoryChannels::send(std::span<const int> peers, const std::byte* data, std
   batch += peers.size();
 }
 
-void MemoryChannels::recv(int peer, std::byte* data, std::size_t num_bytes, bool is_limit, std::uint32_t tag,
+void MemoryChannels::recv(int peer, std::byte* data, std::size_t num_bytes, bool is_upper_bound, std::uint32_t tag,
                           Batch& batch, const std::byte** place) {
-  incoming_[static_cast<std::size_t>(peer)].push_back({peer, data, num_bytes, is_limit, tag, &batch, place});
+  incoming_[static_cast<std::size_t>(peer)].push_back({peer, data, num_bytes, is_upper_bound, tag, &batch, place});
   ++batch;
 }
 
@@ -186,9 +186,9 @@ bool MemoryChannels::take_piece(int peer) {
   // Copies, because the peer can write to them. What is checked is what is used.
   const std::uint64_t left = piece->left, offset = piece->offset;
   const std::size_t num_bytes = piece->num_bytes;
-  if (left > message.room || (!message.is_limit && left != message.room)) {
+  if (left > message.room || (!message.is_upper_bound && left != message.room)) {
     throw TransportError(concat("a message of ", left, " bytes came where this rank expects ",
-                                message.is_limit ? "at most " : "", message.room));
+                                message.is_upper_bound ? "at most " : "", message.room));
   }
   if (num_bytes != piece_bytes(left) || offset > kArenaBytes || num_bytes > kArenaBytes - offset) {
     throw TransportError(concat("piece: expected ", piece_bytes(left), " bytes within the outbox of ", kArenaBytes,
@@ -216,7 +216,7 @@ void MemoryChannels::take(int peer, Piece& piece, std::span<const std::byte> byt
   }
   std::memcpy(message.data, bytes.data(), bytes.size());
   message.data += bytes.size();
-  message.is_limit = false;
+  message.is_upper_bound = false;
   message.place = nullptr;
   free(peer, piece);
 }

@@ -36,7 +36,7 @@ class [[gnu::visibility("default")]] MemoryChannels {
   // outbox, where that then points, until its batch is dropped: but wait() may copy it to `data` after all.
   void send(std::span<const int> peers, const std::byte* data, std::size_t num_bytes,
             std::span<const std::uint32_t> tags, Batch& batch);
-  void recv(int peer, std::byte* data, std::size_t num_bytes, bool is_limit, std::uint32_t tag, Batch& batch,
+  void recv(int peer, std::byte* data, std::size_t num_bytes, bool is_upper_bound, std::uint32_t tag, Batch& batch,
             const std::byte** place = nullptr);
 
   // Moves what can be moved, of all batches. Returns false if there was nothing. Throws TransportError if a message is

@@ -119,7 +119,7 @@ bool NcclTransport::finish_transfers(Clock::time_point latest) noexcept {
       {
         const std::lock_guard lock(groups_mutex_);
         collect_done();
-        if (watched_groups_.empty() && findings_.empty()) return true;
+        if (watched_groups_.empty() && deferred_checks_.empty()) return true;
       }
       if (call()->deadline == Clock::time_point::max() && Clock::now() >= latest) break;
       std::this_thread::sleep_for(1ms);
@@ -150,10 +150,10 @@ void NcclTransport::wait_for_abort() noexcept {
 
 void NcclTransport::begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
                           StreamView stream) {
-  std::vector<Finding> known;  // destroyed without the lock
+  std::vector<DeferredCheck> known;  // destroyed without the lock
   {
     const std::lock_guard lock(groups_mutex_);
-    known.swap(known_findings_);
+    known.swap(known_checks_);
   }
   check();
   open_group_ = nullptr;
@@ -262,8 +262,9 @@ std::unique_ptr<Transfer> NcclTransport::add_transfer(NcclGroup& group, StreamVi
 std::unique_ptr<Transfer> NcclTransport::start(std::span<const Send> sends, std::span<const Recv> recvs,
                                                StreamView stream) {
   const auto moves = [](const auto& message) { return message.num_bytes > 0; };
-  const bool has_limits = std::any_of(recvs.begin(), recvs.end(), [](const Recv& recv) { return recv.is_limit; });
-  check_argument(!has_limits, "recvs: expected known sizes, as NCCL needs, got a limit");
+  const bool has_upper_bounds =
+      std::any_of(recvs.begin(), recvs.end(), [](const Recv& recv) { return recv.is_upper_bound; });
+  check_argument(!has_upper_bounds, "recvs: expected known sizes, as NCCL needs, got a limit");
   throw_if_failed();
   const bool is_empty =
       std::none_of(sends.begin(), sends.end(), moves) && std::none_of(recvs.begin(), recvs.end(), moves);
@@ -319,10 +320,10 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
   }
 }
 
-void NcclTransport::watch(Finding finding) {
+void NcclTransport::watch(DeferredCheck finding) {
   {
     const std::lock_guard lock(groups_mutex_);
-    findings_.push_back(std::move(finding));
+    deferred_checks_.push_back(std::move(finding));
   }
   wake_watchdog();
 }

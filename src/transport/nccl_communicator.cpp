@@ -82,7 +82,7 @@ void NcclCommunicator::check(Result result, const char* what) const {
   if (result != Result::success && result != Result::in_progress) fail(result, what);
 }
 
-void NcclCommunicator::settle(const char* what, const Patience& patience) const {
+void NcclCommunicator::settle(const char* what, const WaitGuard& patience) const {
   const Clock::time_point start = Clock::now();
   for (;;) {
     Result state = Result::success;
@@ -113,7 +113,7 @@ void NcclCommunicator::check_not_capturing() const {
   check_cuda(result, "query an event");
 }
 
-void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> peers, const Patience& patience) {
+void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> peers, const WaitGuard& patience) {
   check_environment();
   const RelaxedCaptureGuard relaxed;
   nccl::Config config;
@@ -127,7 +127,7 @@ void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> 
 
 // Connects by a small exchange: NCCL connects two ranks at their first group with a message, which waits for both.
 void NcclCommunicator::connect_peers(std::span<const int> peers, const std::string& agreement,
-                                     const Patience& patience) {
+                                     const WaitGuard& patience) {
   constexpr const char* kWhat = "connect with its peers";
   NcclTexts& texts = this->texts();
   texts.put(agreement, stream_);
@@ -155,7 +155,7 @@ void NcclCommunicator::follow(StreamView stream) {
   caller_.make_wait({stream_});
 }
 
-void NcclCommunicator::run(const NcclMessages& messages, const Patience& patience) {
+void NcclCommunicator::run(const NcclMessages& messages, const WaitGuard& patience) {
   constexpr const char* kWhat = "start a transfer";
   check(nccl_.GroupStart(), kWhat);
   Result first_error = Result::success;
@@ -196,7 +196,7 @@ void NcclCommunicator::check_health() const {
   check(state, "go on");
 }
 
-bool NcclCommunicator::close(const Patience& patience) noexcept {
+bool NcclCommunicator::close(const WaitGuard& patience) noexcept {
   if (communicator_ == nullptr) return true;
   try {
     check(nccl_.CommFinalize(communicator_), "finish its work");

@@ -22,7 +22,7 @@
 namespace zcomm {
 
 // Called often while NCCL is waited for. Throws if the wait for it to `what` is over.
-using Patience = std::function<void(const char* what)>;
+using WaitGuard = std::function<void(const char* what)>;
 
 // Messages of one NCCL group.
 struct NcclMessages {
@@ -72,7 +72,7 @@ class NcclCommunicator {
   void check_not_capturing() const;
   // Meets all ranks, then connects with `peers`, so that later groups do not wait for these. If `peers` are all other
   // ranks, gathers are connected, too. Blocks.
-  void connect(const NcclOptions& options, std::span<const int> peers, const Patience& patience);
+  void connect(const NcclOptions& options, std::span<const int> peers, const WaitGuard& patience);
 
   std::mutex& mutex() { return mutex_; }
   cudaStream_t stream() const { return stream_; }
@@ -86,14 +86,14 @@ class NcclCommunicator {
 
   // Starts a group; on return it is queued on stream(). Throws TransportError if the thread has a group open, and
   // leaves the communicator open for good.
-  void run(const NcclMessages& messages, const Patience& patience);
+  void run(const NcclMessages& messages, const WaitGuard& patience);
 
   // Throws if NCCL reported an error since the last call.
   void check_health() const;
 
   // Ends the communicator when its work is done. Returns false, with the communicator still open, if that is not in
   // time.
-  bool close(const Patience& patience) noexcept;
+  bool close(const WaitGuard& patience) noexcept;
   // Aborts all work at once. Returns when everything queued on the stream and every graph that captured it is gone,
   // which may be never. Takes the mutex, but not while it waits. Later holders of the mutex may only call close(),
   // which then does nothing.
@@ -102,9 +102,9 @@ class NcclCommunicator {
   void forget() noexcept { communicator_ = nullptr; }
 
  private:
-  void connect_peers(std::span<const int> peers, const std::string& agreement, const Patience& patience);
+  void connect_peers(std::span<const int> peers, const std::string& agreement, const WaitGuard& patience);
   void check(nccl::Result result, const char* what) const;
-  void settle(const char* what, const Patience& patience) const;
+  void settle(const char* what, const WaitGuard& patience) const;
   [[noreturn]] void fail(nccl::Result result, const char* what) const;
 
   const nccl::Library& nccl_ = nccl::library();
@@ -153,7 +153,7 @@ class NcclTransport final : public Transport {
   void end_group(StreamView stream) override;
   bool is_stream_ordered() const override { return true; }
   void check() override;
-  void watch(Finding finding) override;
+  void watch(DeferredCheck finding) override;
   void finish() noexcept override { finish_transfers(std::chrono::steady_clock::time_point::max()); }
   void abort(const std::string& reason) noexcept override { fail("", TransportError(reason), /*ask=*/false); }
 
@@ -217,9 +217,9 @@ class NcclTransport final : public Transport {
   std::mutex groups_mutex_;
   std::vector<std::unique_ptr<NcclGroup>> groups_;
   std::vector<NcclGroup*> idle_groups_;
-  std::vector<NcclGroup*> watched_groups_;  // in the order in which they end
-  std::vector<Finding> findings_;           // not yet known
-  std::vector<Finding> known_findings_;     // destroyed by a caller's thread: may own device memory
+  std::vector<NcclGroup*> watched_groups_;      // in the order in which they end
+  std::vector<DeferredCheck> deferred_checks_;  // not yet known
+  std::vector<DeferredCheck> known_checks_;     // destroyed by a caller's thread: may own device memory
 
   // Guards all fields below. Never held during a call of CUDA or NCCL.
   mutable std::mutex state_mutex_;

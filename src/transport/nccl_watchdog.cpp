@@ -1,5 +1,5 @@
 // Detection and handling of failed transfers.
-#include "host/aside.hpp"
+#include "host/detached.hpp"
 #include "transport/nccl_transport.hpp"
 
 namespace zcomm {
@@ -18,13 +18,14 @@ constexpr auto kTellTimeout = 2s;
 // Aborts on a separate thread, because NCCL's abort waits for the device and for graphs.
 void abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device,
                  std::shared_ptr<std::promise<void>> aborted) {
-  static_cast<void>(run_aside([communicator = std::move(communicator), device, aborted = std::move(aborted)]() mutable {
-    static_cast<void>(cudaSetDevice(device));
-    const RelaxedCaptureGuard relaxed;
-    if (communicator != nullptr) communicator->abort();
-    communicator.reset();
-    aborted->set_value();
-  }));
+  static_cast<void>(
+      run_detached([communicator = std::move(communicator), device, aborted = std::move(aborted)]() mutable {
+        static_cast<void>(cudaSetDevice(device));
+        const RelaxedCaptureGuard relaxed;
+        if (communicator != nullptr) communicator->abort();
+        communicator.reset();
+        aborted->set_value();
+      }));
 }
 
 }  // namespace
@@ -63,7 +64,7 @@ void NcclTransport::fail(const std::string& prefix, const Error& error, bool ask
   if (!may_end) abort_aside(communicator_, device_, aborted);
   try {
     if (ask && options_.peer_failure) {
-      auto answer = run_aside(options_.peer_failure);
+      auto answer = run_detached(options_.peer_failure);
       if (answer.wait_for(kAskTimeout) == std::future_status::ready) {
         const std::string peers = answer.get();
         if (reason.find(peers) == std::string::npos) reason += " (" + peers + ")";
@@ -78,7 +79,7 @@ void NcclTransport::fail(const std::string& prefix, const Error& error, bool ask
   }
   try {
     if (options_.on_failure) {
-      const auto told = run_aside([tell = options_.on_failure, reason] { tell(reason); });
+      const auto told = run_detached([tell = options_.on_failure, reason] { tell(reason); });
       static_cast<void>(told.wait_for(kTellTimeout));
     }
   } catch (...) {
@@ -141,17 +142,17 @@ bool NcclTransport::look_at_transfers() {
 
 bool NcclTransport::look_at_findings() {
   const std::lock_guard lock(groups_mutex_);
-  for (auto next = findings_.begin(); next != findings_.end();) {
+  for (auto next = deferred_checks_.begin(); next != deferred_checks_.end();) {
     const std::optional<std::string> wrong = (*next)();
     if (!wrong) {
       ++next;
       continue;
     }
-    known_findings_.push_back(std::move(*next));
-    next = findings_.erase(next);
+    known_checks_.push_back(std::move(*next));
+    next = deferred_checks_.erase(next);
     if (!wrong->empty()) throw TransportError(*wrong);
   }
-  return !findings_.empty();
+  return !deferred_checks_.empty();
 }
 
 void NcclTransport::look_at_communicator() {
@@ -175,7 +176,7 @@ std::string NcclTransport::ask_peers(std::chrono::milliseconds interval) {
   if (!options_.peer_failure) return {};
   const auto now = Clock::now();
   try {
-    if (!answer_.valid() && now >= next_question_) answer_ = run_aside(options_.peer_failure);
+    if (!answer_.valid() && now >= next_question_) answer_ = run_detached(options_.peer_failure);
     if (!answer_.valid() || answer_.wait_for(0s) != std::future_status::ready) return {};
     next_question_ = now + interval;
     return answer_.get();

@@ -18,7 +18,7 @@ std::unique_ptr<Transfer> Transport::all_gather(std::byte* slots, std::size_t sl
 }
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): overriders keep it
-void Transport::watch(Finding finding) {
+void Transport::watch(DeferredCheck finding) {
   if (const auto wrong = finding(); wrong && !wrong->empty()) throw TransportError(*wrong);
 }
 

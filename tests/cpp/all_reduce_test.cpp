@@ -6,7 +6,7 @@
 #include "calls.hpp"
 #include "collective_runs.hpp"
 #include "sanitizers.hpp"
-#include "zcomm/collectives.hpp"
+#include "zcomm/call.hpp"
 
 namespace zcomm {
 namespace {

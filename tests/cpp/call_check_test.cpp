@@ -12,7 +12,7 @@ TEST_CASE("call check: a difference names both ranks and calls, and no hash") {
   CHECK(describe_difference(1, "x #1", 0, "x #2") ==
         "ranks called different things: rank 1 \"x\", rank 0 the same with other segments");
   const std::string call(kMaxCallChars, 'x');
-  const std::string text = describe_difference(0, call_words(call + "1"), 1, call_words(call + "2"));
+  const std::string text = describe_difference(0, signature_text(call + "1"), 1, signature_text(call + "2"));
   CHECK(text.find('#') == std::string::npos);
   CHECK(difference(0, call_text("a"), 1, call_text("a")).empty());
 }

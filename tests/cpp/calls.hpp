@@ -8,12 +8,13 @@
 
 #include "zcomm/communicator.hpp"
 #include "zcomm/exchange.hpp"
+#include "zcomm/gather.hpp"
 
 namespace zcomm::test {
 
 inline CallStats gather(Communicator& communicator, GatherPlan plan, ConstTensorView shard,
                         std::span<const TensorView> slots, std::chrono::milliseconds timeout, StreamView stream = {},
-                        std::shared_ptr<Kept> kept = {}) {
+                        std::shared_ptr<SecondaryShard> kept = {}) {
   const auto operation = make_all_gather(std::make_shared<const GatherPlan>(std::move(plan)), std::move(kept));
   return communicator.run(*operation, {{&shard, 1}, slots}, timeout, stream);
 }
@@ -31,7 +32,8 @@ inline CallStats all_gather(Communicator& communicator, ConstTensorView shard, s
 
 // From what a gather with this plan has kept.
 inline CallStats gather_again(Communicator& communicator, GatherPlan plan, std::span<const TensorView> slots,
-                              std::shared_ptr<Kept> kept, std::chrono::milliseconds timeout, StreamView stream = {}) {
+                              std::shared_ptr<SecondaryShard> kept, std::chrono::milliseconds timeout,
+                              StreamView stream = {}) {
   const auto operation = make_all_gather(std::make_shared<const GatherPlan>(std::move(plan)), std::move(kept));
   return communicator.run(*operation, {{}, slots}, timeout, stream);
 }

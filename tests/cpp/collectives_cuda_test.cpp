@@ -9,7 +9,7 @@
 #include "calls.hpp"
 #include "cuda_helpers.hpp"
 #include "sanitizers.hpp"
-#include "zcomm/collectives.hpp"
+#include "zcomm/call.hpp"
 
 namespace zcomm {
 namespace {

@@ -1,5 +1,3 @@
-#include "zcomm/collectives.hpp"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include "calls.hpp"
 #include "collective_runs.hpp"
 #include "sanitizers.hpp"
+#include "zcomm/call.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
 

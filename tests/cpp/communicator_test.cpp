@@ -72,7 +72,7 @@ class FailingCall final : public Operation {
   std::int64_t num_chunks() const override { return 1; }
   std::optional<LinkBytes> bytes(const Arguments&) const override { return {}; }
   void check(const Resources&, const Arguments&) const override {}
-  std::string words(const Arguments&) const override { return description_; }
+  std::string signature(const Arguments&, bool) const override { return description_; }
   std::unique_ptr<Stages> stages(const Resources& r, const Arguments&) override {
     if (r.world.rank == 0) return std::make_unique<Sending>(r, meeting_);
     return std::make_unique<Failing>(r, meeting_);

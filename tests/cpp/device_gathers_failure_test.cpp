@@ -98,7 +98,7 @@ TEST_CASE("device gathers: a stray write is an error on every receiver, and no w
       for (int step = 0; step < 3; ++step) {
         module.set(step, stream);
         if (step == 2 && module.communicator.rank() == (at_owner ? 3 : 1)) {
-          flip_bit(stream, module.memory->data() + module.plan->kept_offset(3) + 4000);
+          flip_bit(stream, module.memory->data() + module.plan->secondary_offset(3) + 4000);
         }
         module.gather(stream.view());
       }

@@ -26,12 +26,12 @@ std::vector<std::vector<LinkBytes>> bytes_on_cpu(const std::vector<int>& ids, st
         split(TensorView{reinterpret_cast<std::byte*>(whole.data()), count * communicator.size(), DType::bfloat16},
               communicator.size(), count);
     const auto plan = std::make_shared<const LosslessPlan>(communicator.world(), shape_of(slots));
-    std::vector<std::uint64_t> memory(plan->kept_bytes() / 8 + 2);
+    std::vector<std::uint64_t> memory(plan->secondary_bytes() / 8 + 2);
     auto* data = reinterpret_cast<std::byte*>(memory.data());
     data += -reinterpret_cast<std::uintptr_t>(data) % 16;
-    const auto kept = std::make_shared<Kept>();
-    kept->memory = {data, plan->kept_bytes()};
-    const OperationPtr gather = make_lossless_gather(plan, kept);
+    const auto kept = std::make_shared<SecondaryShard>();
+    kept->memory = {data, plan->secondary_bytes()};
+    const GatherPtr gather = make_lossless_gather(plan, kept);
     for (int step = 0; step < steps; ++step) {
       Halves shard = weights_of(rank, length, step);
       const ConstTensorView values{reinterpret_cast<std::byte*>(shard.data()), count, DType::bfloat16};
@@ -166,10 +166,11 @@ TEST_CASE("device gathers: what is prepared is sent, once; prepared again it is 
     module.gather(stream.view());
     module.set(1, stream);
     prepare(communicator, {&module}, stream.view());
-    CHECK_THROWS_WITH_AS(module.gather_again(stream.view()),
-                         doctest::Contains("kept: expected shards that were gathered, got those of a gather that is "
-                                           "only prepared"),
-                         ArgumentError);
+    CHECK_THROWS_WITH_AS(
+        module.gather_again(stream.view()),
+        doctest::Contains("secondary: expected shards that were gathered, got those of a gather that is "
+                          "only prepared"),
+        ArgumentError);
     module.set(2, stream);  // too late for the gather
     module.gather(stream.view());
     CHECK(module.output->get(stream) == module.expected(1));
@@ -229,7 +230,7 @@ TEST_CASE("device gathers: wrong arguments are refused before a byte moves") {
                          doctest::Contains("inputs: expected 5 elements of bfloat16, as was planned, got 6"),
                          ArgumentError);
     CHECK_THROWS_WITH_AS(module.gather_again({}),
-                         doctest::Contains("kept: expected shards that an all_gather by differences has filled"),
+                         doctest::Contains("secondary: expected shards that an all_gather by differences has filled"),
                          ArgumentError);
   });
 }

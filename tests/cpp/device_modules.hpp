@@ -6,7 +6,7 @@
 
 #include "cuda_helpers.hpp"
 #include "half_weights.hpp"
-#include "zcomm/collectives.hpp"
+#include "zcomm/call.hpp"
 #include "zcomm/lossless.hpp"
 
 namespace zcomm::test {
@@ -33,8 +33,8 @@ struct Module {
       begin += static_cast<std::int64_t>(length);
     }
     plan = std::make_shared<const LosslessPlan>(communicator.world(), shape_of(views));
-    memory.emplace(plan->kept_bytes());
-    kept->memory = {memory->bytes(), plan->kept_bytes()};
+    memory.emplace(plan->secondary_bytes());
+    kept->memory = {memory->bytes(), plan->secondary_bytes()};
     operation = make_lossless_gather(plan, kept);
   }
 
@@ -74,8 +74,8 @@ struct Module {
   std::vector<TensorView> views;
   std::shared_ptr<const LosslessPlan> plan;
   std::optional<DeviceArray<std::byte>> memory;
-  std::shared_ptr<Kept> kept = std::make_shared<Kept>();
-  OperationPtr operation;
+  std::shared_ptr<SecondaryShard> kept = std::make_shared<SecondaryShard>();
+  GatherPtr operation;
   std::chrono::milliseconds timeout = kTimeout;
 };
 
@@ -89,7 +89,7 @@ void run(const std::vector<int>& ids, std::size_t chunk_bytes, Body&& body) {
 }
 
 inline CallStats prepare(Communicator& communicator, std::vector<Module*> modules, StreamView stream) {
-  std::vector<OperationPtr> gathers;
+  std::vector<GatherPtr> gathers;
   std::vector<ConstTensorView> shards;
   for (Module* module : modules) {
     gathers.push_back(module->operation);

@@ -180,11 +180,11 @@ TEST_SUITE("jobs of lossless codecs") {
       updates[i].generation += i == 1 ? 1 : 0;  // of the second one
       receivers.emplace_back(updates[i], i == 2 ? Bytes(message.begin(), message.end() - 16) : message);
     }
-    receivers[0].status.set(bytes_of(std::uint32_t{kKeptError}));
+    receivers[0].status.set(bytes_of(std::uint32_t{kSecondaryError}));
     std::vector<DecodeLossless> jobs = jobs_of(receivers);
     jobs[1].status = jobs[2].status = jobs[0].status;
     differences(codecs).decode(jobs, {});
-    CHECK(number_in<std::uint32_t>(receivers[0].status) == (kKeptError | kGenerationError | kHeaderError));
+    CHECK(number_in<std::uint32_t>(receivers[0].status) == (kSecondaryError | kGenerationError | kHeaderError));
     CHECK(receivers[0].base.bytes() == bytes_of(updates[0].values));
     CHECK(receivers[1].base.bytes() == bytes_of(Patterns(3000, 0x7fc0)));
     CHECK(receivers[2].base.bytes() == bytes_of(Patterns(3000, 0x7fc0)));
@@ -212,7 +212,7 @@ TEST_SUITE("jobs of lossless codecs") {
           values[random() % values.size()] ^= 0x10;
           memory.set(bytes_of(values));
           differences(codecs).check({&job, 1}, {});
-          CHECK(number_in<std::uint32_t>(status) == kKeptError);
+          CHECK(number_in<std::uint32_t>(status) == kSecondaryError);
           CHECK(memory.bytes() == bytes_of(Patterns(values.size(), nan_of(dtype))));
         }
       }

@@ -13,7 +13,7 @@
 #include "half_weights.hpp"
 #include "ranks.hpp"
 #include "unchecked_transport.hpp"
-#include "zcomm/collectives.hpp"
+#include "zcomm/call.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/lossless.hpp"
 #include "zcomm/wire_layout.hpp"
@@ -38,9 +38,9 @@ struct Rank {
       : communicator(communicator_of_rank), rank(communicator.rank()), dtype(dtype_of_slots) {
     for (const std::size_t length : lengths) slots.emplace_back(length);
     plan = std::make_shared<const LosslessPlan>(communicator.world(), shape_of(views()), segments);
-    memory.resize(plan->kept_bytes() / kWireAlignment + 1);
+    memory.resize(plan->secondary_bytes() / kWireAlignment + 1);
     memory.back().bytes[0] = kBeyond;
-    kept->memory = {memory.data()->bytes, plan->kept_bytes()};
+    kept->memory = {memory.data()->bytes, plan->secondary_bytes()};
     operation = make_lossless_gather(plan, kept);
   }
 
@@ -96,8 +96,8 @@ struct Rank {
   std::vector<Halves> slots;
   std::shared_ptr<const LosslessPlan> plan;
   std::vector<Unit> memory;
-  std::shared_ptr<Kept> kept = std::make_shared<Kept>();
-  OperationPtr operation;
+  std::shared_ptr<SecondaryShard> kept = std::make_shared<SecondaryShard>();
+  GatherPtr operation;
 };
 
 // Calls body(Rank&) on every rank. Rethrows the first failure, or stores each rank's in `failures`.
@@ -223,7 +223,7 @@ TEST_CASE("lossless gathers: what was written to where values are kept is found 
         rank.gather(0);
         rank.gather(1);
         // Rank 1 holds slot 3 for its node.
-        if (rank.rank == (at_owner ? 3 : 1)) rank.kept->memory[rank.plan->kept_offset(3) + byte] ^= std::byte{1};
+        if (rank.rank == (at_owner ? 3 : 1)) rank.kept->memory[rank.plan->secondary_offset(3) + byte] ^= std::byte{1};
         try {
           rank.gather(2);
         } catch (const TransportError&) {
@@ -284,7 +284,7 @@ TEST_CASE("lossless gathers: after a failure whole values are sent, to the same 
     const std::vector<std::size_t> lengths(4, 5000);
     Rank rank(*first[index], lengths);
     rank.gather(0);
-    if (number == 1) rank.kept->memory[rank.plan->kept_offset(3)] ^= std::byte{1};
+    if (number == 1) rank.kept->memory[rank.plan->secondary_offset(3)] ^= std::byte{1};
     try {
       rank.gather(1);
       rank.gather(2);
@@ -383,13 +383,13 @@ TEST_CASE("lossless gathers: wrong arguments are refused before a byte moves") {
       doctest::Contains("expected bfloat16, float16 or values of 8 bits, of which differences are made, got float32"),
       ArgumentError);
   Rank rank(communicator, {5});
-  CHECK_THROWS_WITH_AS(rank.gather_again(),
-                       doctest::Contains("kept: expected shards that an all_gather by differences has filled, got"),
-                       ArgumentError);
+  CHECK_THROWS_WITH_AS(
+      rank.gather_again(),
+      doctest::Contains("secondary: expected shards that an all_gather by differences has filled, got"), ArgumentError);
   rank.kept->memory = rank.kept->memory.first(8);
-  CHECK_THROWS_WITH_AS(rank.gather(0), doctest::Contains("kept: expected 16 bytes, got 8"), ArgumentError);
+  CHECK_THROWS_WITH_AS(rank.gather(0), doctest::Contains("secondary: expected 16 bytes, got 8"), ArgumentError);
   rank.kept->memory = {rank.memory.data()->bytes + 1, 16};
-  CHECK_THROWS_WITH_AS(rank.gather(0), doctest::Contains("kept: expected an address that is a multiple of 16"),
+  CHECK_THROWS_WITH_AS(rank.gather(0), doctest::Contains("secondary: expected an address that is a multiple of 16"),
                        ArgumentError);
 }
 

@@ -59,7 +59,7 @@ class MemoryTransport final : public Transport {
     auto moving = std::make_unique<Moving>(*this);
     for (const Recv& recv : recvs) {
       if (recv.num_bytes > 0)
-        channels_->recv(recv.peer, recv.data, recv.num_bytes, recv.is_limit, tag_, moving->batch, recv.place);
+        channels_->recv(recv.peer, recv.data, recv.num_bytes, recv.is_upper_bound, tag_, moving->batch, recv.place);
     }
     for (const Send& send : sends) {
       if (send.num_bytes > 0) channels_->send({&send.peer, 1}, send.data, send.num_bytes, {&tag_, 1}, moving->batch);

@@ -29,7 +29,7 @@ void gather_twice(Communicator& communicator, const Tensors& tensors, const Stre
   const Segment<BlockFormat> whole{tensors.elements, kFormat};
   const GatherPlan plan(communicator.world(), shape_of(slots), {&whole, 1});
   const DeviceArray<unsigned char> memory(plan.secondary_bytes());
-  const auto kept = std::make_shared<Kept>();
+  const auto kept = std::make_shared<SecondaryShard>();
   kept->memory = {memory.bytes(), memory.size()};
   const auto own = slots[static_cast<std::size_t>(communicator.rank())];
   test::gather(communicator, plan, own, slots, kLong, stream.view(), kept);

@@ -160,7 +160,7 @@ TEST_CASE("plans: the bytes and codec passes of a call are those that were plann
             const GatherPlan gather(communicator.world(), shape_of(slots),
                                     segments_of<BlockFormat>(n, "int8:64", mixed));
             std::vector<std::max_align_t> kept(gather.secondary_bytes() / sizeof(std::max_align_t) + 1);
-            const auto secondary = std::make_shared<Kept>();
+            const auto secondary = std::make_shared<SecondaryShard>();
             secondary->memory = {reinterpret_cast<std::byte*>(kept.data()), gather.secondary_bytes()};
             expect_plan("all_gather", test::gather(communicator, gather, own, slots, 20s), gather);
             if (!mixed) expect("all_gather", passes, passes_of(gather));
@@ -286,11 +286,11 @@ TEST_CASE("plans: the largest secondary shard is that of some rank, and none is 
     for (int rank = 0; rank < topology.size(); ++rank) {
       const GatherPlan plan({topology, rank}, slots, segments_of<BlockFormat>(1000, "int4:32", true));
       largest = std::max(largest, plan.secondary_bytes());
-      const std::size_t kept = LosslessPlan({topology, rank}, halves).kept_bytes();
+      const std::size_t kept = LosslessPlan({topology, rank}, halves).secondary_bytes();
       largest_kept = std::max(largest_kept, kept);
       if (topology.node(rank) == 0) kept_in_first_node += kept;
     }
-    CHECK(LosslessPlan({topology, 0}, halves).largest_kept_bytes() == largest_kept);
+    CHECK(LosslessPlan({topology, 0}, halves).largest_secondary_bytes() == largest_kept);
     CHECK(kept_in_first_node == 2000 * slots.lengths.size());
     const GatherPlan plan({topology, 0}, slots, segments_of<BlockFormat>(1000, "int4:32", true));
     CHECK(plan.largest_secondary_bytes() == largest);

@@ -9,7 +9,7 @@
 #include "calls.hpp"
 #include "ranks.hpp"
 #include "values.hpp"
-#include "zcomm/collectives.hpp"
+#include "zcomm/call.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
 
@@ -63,7 +63,7 @@ TEST_CASE("secondary shards: the same bits again, and no byte between nodes, for
           kept[static_cast<std::size_t>(rank)] = plan.secondary_bytes();
           std::vector<Unit> secondary(kept[static_cast<std::size_t>(rank)] / kWireAlignment + 1);
           secondary.back().bytes[0] = std::byte{0x5a};  // not its own
-          const auto data = std::make_shared<Kept>();
+          const auto data = std::make_shared<SecondaryShard>();
           data->memory = {secondary.data()->bytes, plan.secondary_bytes()};
           test::gather(communicator, plan, whole_slots[static_cast<std::size_t>(rank)], whole_slots, 20s, {}, data);
           if (!same_bits(whole, plain)) throw Error("another result with a secondary shard");
@@ -111,10 +111,10 @@ void check_wires(Communicator& communicator, const std::vector<std::int64_t>& le
   test::all_gather(communicator, shard, slots, segments, 20s);
 
   std::vector<Unit> secondary(plan->secondary_bytes() / kWireAlignment + 1);
-  const auto kept = std::make_shared<Kept>();
+  const auto kept = std::make_shared<SecondaryShard>();
   kept->memory = {secondary.data()->bytes, plan->secondary_bytes()};
-  const OperationPtr operation = make_all_gather(plan, keeps ? kept : nullptr);
-  const std::size_t num_bytes = operation->wires_bytes();
+  const GatherPtr operation = make_all_gather(plan, keeps ? kept : nullptr);
+  const std::size_t num_bytes = operation->memory().wires;
   const auto codec = make_cpu_codec();
   std::vector<TensorView> lengths_alone = slots;
   for (TensorView& slot : lengths_alone) slot.data = nullptr;
@@ -162,7 +162,7 @@ TEST_CASE("gathers that leave wires: room of another size, and operations withou
   const Segment<BlockFormat> segment{64, BlockFormat::parse("int8:64")};
   const auto plan =
       std::make_shared<const GatherPlan>(communicator.world(), SlotShape{{64}}, GatherSegments(&segment, 1));
-  const OperationPtr gather = make_all_gather(plan);
+  const GatherPtr gather = make_all_gather(plan);
   std::vector<Unit> room(2);
   const Arguments given{{&shard, 1}, {&slot, 1}, 1.0f, nullptr, {room.data()->bytes, 1}};
   const auto codec = make_cpu_codec();
@@ -185,7 +185,7 @@ TEST_CASE("secondary shards: ranks that disagree on a gather say so") {
                                          const Segment<BlockFormat> segment{64, format};
                                          const GatherPlan plan(communicator.world(), shape_of(slots), {&segment, 1});
                                          std::vector<Unit> secondary(64);
-                                         const auto data = std::make_shared<Kept>();
+                                         const auto data = std::make_shared<SecondaryShard>();
                                          data->memory = {secondary.data()->bytes, plan.secondary_bytes()};
                                          if (rank == 0) {
                                            test::gather_again(communicator, plan, slots, data, 20s);

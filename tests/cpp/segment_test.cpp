@@ -124,7 +124,7 @@ TEST_CASE("segments: apart in memory they have the bits that they have side by s
 
         const Values own(whole.begin() + rank * n, whole.begin() + (rank + 1) * n);
         const GatherPlan gather(communicator.world(), reduce.slots(), gathered);
-        const auto kept = std::make_shared<Kept>();
+        const auto kept = std::make_shared<SecondaryShard>();
         std::vector<Unit> memory(gather.secondary_bytes() / kWireAlignment);
         kept->memory = {memory.data()->bytes, gather.secondary_bytes()};
         test::gather(communicator, gather, view(own), slots, 20s);

@@ -140,7 +140,7 @@ TEST_CASE("a receive of a limit takes what is sent up to it, whichever side come
     const std::array<std::byte, 3> from{std::byte{1}, std::byte{2}, std::byte{3}};
     std::array<std::byte, 8> to{};
     const Send send{1, from.data(), from.size()};
-    const Recv recv{0, to.data(), to.size() - 1, /*is_limit=*/true};
+    const Recv recv{0, to.data(), to.size() - 1, /*is_upper_bound=*/true};
     std::unique_ptr<Transfer> sent;
     std::unique_ptr<Transfer> received;
     if (!sends_first) received = transports[1]->start({}, {&recv, 1}, {});
@@ -150,7 +150,7 @@ TEST_CASE("a receive of a limit takes what is sent up to it, whichever side come
     received->wait({});
     CHECK(to == std::array<std::byte, 8>{std::byte{1}, std::byte{2}, std::byte{3}});
 
-    const Recv too_small{0, to.data(), 2, /*is_limit=*/true};
+    const Recv too_small{0, to.data(), 2, /*is_upper_bound=*/true};
     sent = transports[0]->start({&send, 1}, {}, {});
     CHECK_THROWS_WITH_AS(transports[1]->start({}, {&too_small, 1}, {}),
                          doctest::Contains("moves 2 bytes where rank 0 moves 3"), TransportError);

@@ -30,7 +30,7 @@ class Unchecked final : public Transport {
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs,
                                   StreamView stream) override {
     for (const Recv& recv : recvs) {
-      if (recv.is_limit && is_stream_ordered_) throw Error("a size that is not known");
+      if (recv.is_upper_bound && is_stream_ordered_) throw Error("a size that is not known");
     }
     std::vector<Send> changed(sends.begin(), sends.end());
     for (Send& send : changed) {

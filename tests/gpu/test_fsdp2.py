@@ -78,7 +78,7 @@ def test_a_stray_write_is_found() -> None:
         train(model, steps=2)
         synchronize()
         if dist.get_rank() == 0:
-            secondary._in_force()[0].secondary.kept[20] ^= 1
+            secondary._in_force()[0].secondary.memory[20] ^= 1
         with pytest.raises(RuntimeError, match=r"differences of slot \d: .*generation"):
             for _ in range(50):
                 train(model, steps=1)

@@ -1,4 +1,4 @@
-"""What tells about calls on a GPU: traces, losses by telemetry, decisions of `policy="auto"`."""
+"""What tells about calls on a GPU: traces, losses by telemetry, decisions of `compress="auto"`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_losses_are_those_of_the_same_call_on_the_host() -> None:
     """And measuring them makes the host wait for nothing."""
 
     def totals() -> dict[str, float]:
-        rows = backend_of().losses()
+        rows = backend_of().quantization_errors()
         names = ("elements", "finite_blocks", "nonzero", "zeroed", "signal", "noise", "block_errors")
         return {name: sum(row[name] for row in rows) for name in names}
 
@@ -105,5 +105,5 @@ def test_a_policy_decides_once_and_the_result_is_that_of_the_decision() -> None:
         assert zcomm.stats().rehearsals.calls == rehearsals and zcomm.stats().decisions == [decision]
         return decision
 
-    first, second = run(body, 2, options=options(policy="auto"))
+    first, second = run(body, 2, options=options(compress="auto"))
     assert first == second

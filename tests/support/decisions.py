@@ -1,4 +1,4 @@
-"""Tables that policy="auto" decides by, without a rehearsal."""
+"""Tables that compress="auto" decides by, without a rehearsal."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ _BROADCASTS: tuple[tuple[Any, str], ...] = (
 def keep_states_exact() -> None:
     """Keep later broadcasts of checkpoints, first weights and buffers exact, whatever the options say of broadcasts."""
     for owner, name in _BROADCASTS:
-        setattr(owner, name, _kept_exact(getattr(owner, name)))
+        setattr(owner, name, _forced_exact(getattr(owner, name)))
 
 
-def _kept_exact(broadcast: Callable[..., Any]) -> Callable[..., Any]:
+def _forced_exact(broadcast: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(broadcast)
     def call(*arguments: Any, **named: Any) -> Any:
         with exact():

@@ -20,17 +20,19 @@ import zcomm._core as _core
 import zcomm._nccl as _nccl
 import zcomm._node as _node
 from zcomm._version import __version__
-from zcomm.distributed import _ddp, _states, decisions, environment, groups, rendezvous, threshold
+from zcomm.distributed import _ddp, _states, decisions, environment, groups, hooks, rendezvous, threshold
 from zcomm.distributed.binding import TORCH, _c10d
 from zcomm.distributed.options import OPTION_NAMES, Options
 from zcomm.distributed.overrides import tell_apart_what_is_traced
 from zcomm.distributed.stats import stats_of
 
 _log = logging.getLogger("zcomm")
-if environment.log_level() == "info":
-    _log.setLevel(logging.INFO)
+if level := environment.log_level():
+    _log.setLevel(level.upper())
     if not _log.hasHandlers():
         _log.addHandler(logging.StreamHandler())
+    if level == "debug":
+        hooks.log_calls()
 _TOLD_AFTER = 3  # optimizer steps: see _Group.after_step
 _NOTABLE = 0.2  # share of bytes that a setting would compress, from which on it is a warning, if it is not tiny
 _LEAST_TO_CONNECT = datetime.timedelta(seconds=5)
@@ -97,8 +99,8 @@ def _nccl_options() -> Any:
 
 @functools.cache
 def _address_of_host() -> str:
-    """Return the address of the host's name that Gloo would take, else loopback's. Kept for all groups, each of which
-    Gloo would have ask anew: a name server that is gone takes seconds."""
+    """Return the address of the host's name that Gloo would take, else loopback's. Cached, because Gloo asks
+    anew for each group, and a name server that is gone takes seconds."""
     name = socket.gethostname()
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
@@ -245,7 +247,7 @@ class _Group:
     def _tell_decision(self) -> None:
         backend = groups.living.get(self)
         if self._rank == 0 and backend is not None:
-            _log.info("group '%s': policy='auto': %s", self._options.group_name, stats_of(backend).by_steps)
+            _log.info("group '%s': compress='auto': %s", self._options.group_name, stats_of(backend).by_steps)
 
     def _warn_of_memory(self, reason: str) -> None:
         _log.warning(

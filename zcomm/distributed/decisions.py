@@ -1,4 +1,4 @@
-"""Table of decisions for ``policy="auto"``, named by the option ``decisions``: times of rehearsals that
+"""Table of decisions for ``compress="auto"``, named by the option ``decisions``: times of rehearsals that
 ``python -m zcomm_bench measure`` has made on this cluster."""
 
 from __future__ import annotations

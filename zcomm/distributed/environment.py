@@ -31,10 +31,10 @@ def warn_of_unknown(variables_of_options: tuple[str, ...]) -> None:
 
 
 def log_level() -> str:
-    """Return ``ZCOMM_LOG``: ``info`` prints one line per group when it ends; empty otherwise."""
+    """Return ``ZCOMM_LOG``: ``info`` prints one line per group when it ends, ``debug`` one per call, too."""
     level = os.environ.get("ZCOMM_LOG", "").lower()
-    if level not in ("", "info"):
-        raise ValueError(f"ZCOMM_LOG: expected 'info' or nothing, got {level!r}")
+    if level not in ("", "info", "debug"):
+        raise ValueError(f"ZCOMM_LOG: expected 'info', 'debug' or nothing, got {level!r}")
     return level
 
 

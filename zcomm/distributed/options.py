@@ -32,8 +32,8 @@ class Options(_c10d.Options):
     made without options has those of the world.
 
     Args (None: the ``ZCOMM_*`` environment variable of the same name, else the default):
-        policy: ``"always"``, the default: all calls that the options below name are compressed. ``"auto"``: those that
-            gain at least 3 % by it. Steps of optimizers are made both ways in turn, and the faster way stays. Without
+        compress: ``"always"``, the default: all calls that the options below name are compressed. ``"auto"``: those
+            that gain at least 3 %. Steps of optimizers are made both ways in turn, and the faster way stays. Without
             steps, the first call of a collective, dtype and size (rounded down to a power of two) decides for all later
             ones: it times both ways on scratch, or reads the ``decisions``. The all-reduce of HSDP's replicas is one of
             these, in the formats of ``reduce_scatter``, unless ``all_reduce`` has others.
@@ -42,12 +42,12 @@ class Options(_c10d.Options):
         all_reduce: like ``reduce_scatter``; default ``"exact"``. The sum is gathered in the intra-node format.
         exchanges: formats of all-to-alls, gathers, scatters, broadcasts and messages between two ranks, like
             ``reduce_scatter``; default ``"exact"``. Values are encoded once, in the format of the link to their
-            receiver. Lists count as single tensors. ``policy`` does not apply. In an all-to-all, two ranks exchange
+            receiver. Lists count as single tensors. ``compress`` does not apply. In an all-to-all, two ranks exchange
             less than ``min_bytes`` over the number of ranks exactly. A broadcast has the format of the group's slowest
             link, and rounds the source's own values, too. Receives without a source need one format for all links. On
             GPUs an override may not change it for messages.
         min_bytes: smaller tensors (as gathered, scattered or reduced) stay exact; default 65536. Groups with
-            ``policy="auto"`` and no ``decisions`` choose theirs by the slowest link between their nodes, if none is
+            ``compress="auto"`` and no ``decisions`` choose theirs by the slowest link between their nodes, if none is
             given: ``zcomm.stats().threshold`` tells.
         forms: forms of calls to compress in all groups, although zcomm does not know what they carry; a sequence of
             names or one text with commas. Default: none. FSDP's own calls and those of DDP's hook need no form.
@@ -66,13 +66,13 @@ class Options(_c10d.Options):
             ``dp``, and ``"world"`` the default group, which is that of each dimension with all ranks. All patterns that
             match a group count. ``"exact"`` wins: nothing in that group is compressed.
         strict: raise where a floating-point call of at least ``min_bytes`` would stay exact for any reason but its
-            format and what ``policy="auto"`` finds; default False.
+            format and what ``compress="auto"`` finds; default False.
         node_size: ranks per node, in order of their rank in the world, for virtual nodes; default: found from the
             NVLink fabric, the launcher or the host.
         chunk_bytes: values of a shard that are sent as one piece, in bytes; default 1 MiB, on GPUs 128 MiB over the
             ranks of the group, 512 KiB among more than 256.
         decisions: a file that ``python -m zcomm_bench measure`` has written on this cluster, by which
-            ``policy="auto"`` decides without making a call; default: none. Calls that it lacks are rehearsed.
+            ``compress="auto"`` decides without making a call; default: none. Calls that it lacks are rehearsed.
 
     :func:`zcomm.formats` lists the formats. On GPUs torch's ``TORCH_NCCL_HIGH_PRIORITY`` (here on by default),
     ``TORCH_NCCL_BLOCKING_WAIT`` and ``TORCH_NCCL_ASYNC_ERROR_HANDLING`` and NCCL's own variables count, too.
@@ -83,7 +83,7 @@ class Options(_c10d.Options):
     def __init__(
         self,
         *,
-        policy: Literal["always", "auto"] | None = None,
+        compress: Literal["always", "auto"] | None = None,
         all_gather: Format | None = None,
         reduce_scatter: Format | None = None,
         all_reduce: Format | None = None,
@@ -107,7 +107,7 @@ class Options(_c10d.Options):
     @property
     def follows_link(self) -> bool:
         """Whether a group chooses ``min_bytes`` by its slowest link. A file of decisions begins at the default."""
-        return self.policy == "auto" and not self._gives_min_bytes and not self.decisions
+        return self.compress == "auto" and not self._gives_min_bytes and not self.decisions
 
     def with_threshold(self, min_bytes: int, why: str) -> Options:
         """Return the same options of the same group with the ``min_bytes`` that it has chosen."""

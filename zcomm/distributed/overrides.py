@@ -47,7 +47,7 @@ class override(_Change):
     def __init__(
         self,
         *,
-        policy: Literal["always", "auto"] | None = None,
+        compress: Literal["always", "auto"] | None = None,
         all_gather: Format | None = None,
         reduce_scatter: Format | None = None,
         all_reduce: Format | None = None,
@@ -64,7 +64,7 @@ class override(_Change):
             tell_apart_what_is_traced()
 
 
-def kept_exact(because: _c10d.Verdict) -> _Change:
+def forced_exact(because: _c10d.Verdict) -> _Change:
     """Calls stay exact, and are counted by this reason."""
     return _Change({"_exact_because": because})
 

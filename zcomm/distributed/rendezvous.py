@@ -42,11 +42,11 @@ class _Meeting:
 
     def poll(self) -> bool:
         """Tell whether all ranks have registered."""
-        return self._follow() if self._rank else self._lead()
+        return self._run_follower() if self._rank else self._run_leader()
 
-    def _lead(self) -> bool:
+    def _run_leader(self) -> bool:
         if not self._name:
-            self._come(uuid.uuid4().hex)
+            self._register(uuid.uuid4().hex)
             self._store.set(self._leader, self._name)
         if not self._store.check(self._places()):
             return False
@@ -55,16 +55,16 @@ class _Meeting:
         self._store.multi_set([self._accepted(number) for number, _ in registered], [""] * self._size)
         return True
 
-    def _follow(self) -> bool:
+    def _run_follower(self) -> bool:
         named = self._store.get(self._leader).decode() if self._store.check([self._leader]) else ""
         # Reads the name before the acceptance: rank 0, having accepted all, may name the part of the next rendezvous.
         if self._name and self._store.check([self._accepted(self._number)]):
             return True
         if named != self._name:
-            self._come(named)
+            self._register(named)
         return False
 
-    def _come(self, name: str) -> None:
+    def _register(self, name: str) -> None:
         self._name = name
         self._store.set(self._places()[self._rank], f"{self._number} {self._text}")
 

@@ -54,7 +54,7 @@ class Report:
     """By collective, as in :func:`zcomm.stats`; ``advice`` says what to write to exempt sites with ``reasons``.
 
     ``every``: of how many calls one is sampled; 0: none.
-    ``decisions``: what ``policy="auto"`` has decided, by which times, and from which size on."""
+    ``decisions``: what ``compress="auto"`` has decided, by which times, and from which size on."""
 
     rank: int
     every: int
@@ -78,13 +78,13 @@ def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] 
     It is about what this rank has sent, and no collective: one rank may call it alone. ``json``: a file to write the
     same to; docs/telemetry.md has its fields. Waits for the GPU.
 
-    Without samples (the variable ``ZCOMM_SAMPLE_ERRORS_EVERY``) it tells what ``policy="auto"`` has decided. Raises
+    Without samples (the variable ``ZCOMM_SAMPLE_ERRORS_EVERY``) it tells what ``compress="auto"`` has decided. Raises
     ValueError if there is nothing to tell or the group has no zcomm backend.
     """
     made = report_of(backend_of(group))
     if not made.every and not made.decisions:
         raise ValueError(
-            "group: expected one that takes samples or has policy='auto', got neither: set "
+            "group: expected one that takes samples or has compress='auto', got neither: set "
             "ZCOMM_SAMPLE_ERRORS_EVERY=100 before the group is made"
         )
     if json is not None:
@@ -97,7 +97,7 @@ def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] 
 def report_of(backend: _c10d.ProcessGroup) -> Report:
     """Return the report of one backend object; see :func:`report`."""
     sites: dict[str, Any] = {name: [] for name in _c10d.COLLECTIVES}
-    for loss in backend.losses():
+    for loss in backend.quantization_errors():
         sites[loss["collective"]].append(_site_of(loss))
     advice = [line for name in _c10d.COLLECTIVES for line in _advise(name, sites[name])]
     decisions = stats_of(backend).explain_auto()

@@ -104,7 +104,7 @@ class SendRecvStats(Messages):
 
 @dataclass
 class Decision:
-    """What ``policy="auto"`` has decided for a class of calls, the same on all ranks: of a collective, a dtype and
+    """What ``compress="auto"`` has decided for a class of calls, the same on all ranks: of a collective, a dtype and
     formats, and of ``least_bytes`` up to less than twice as many.
 
     ``by``: "table", "calls" (rehearsals), or "steps", as :class:`StepDecision` has it. The seconds are of a call by
@@ -142,8 +142,8 @@ class Decision:
 
 @dataclass
 class StepDecision:
-    """What ``policy="auto"`` has decided by the time of training steps, the same on all ranks. The seconds are medians
-    over blocks of steps, of the slowest rank; a median may be off by its spread. ``steps`` were counted."""
+    """What ``compress="auto"`` has decided by the time of training steps, the same on all ranks. The seconds are
+    medians over blocks of steps, of the slowest rank; a median may be off by its spread. ``steps`` were counted."""
 
     compressed: bool
     steps: int
@@ -165,11 +165,11 @@ class StepDecision:
 class Stats:
     """``others`` are collectives that are never compressed, and exact point-to-point calls.
 
-    ``rehearsals``: calls that zcomm makes for its own decisions. ``policy="auto"`` times calls on scratch, and ranks
-    agree about changed weights by small calls. Nothing else counts them. ``decisions``: what ``policy="auto"`` has
+    ``rehearsals``: calls that zcomm makes for its own decisions. ``compress="auto"`` times calls on scratch, and ranks
+    agree about changed weights by small calls. Nothing else counts them. ``decisions``: what ``compress="auto"`` has
     decided so far. ``by_steps``: its last decision by training steps; None while there is none, or another one is on
     its way.
-    ``threshold``: the ``min_bytes`` that ``policy="auto"`` has chosen, and why; empty where the options decide.
+    ``threshold``: the ``min_bytes`` that ``compress="auto"`` has chosen, and why; empty where the options decide.
     ``node_memory``: "shared" if compressed calls on CPUs go through memory that the ranks of the node share, else why
     they do not; empty before the first of them.
     ``formats``: the group's own, by collective. ``group``: its name. ``description``: what :class:`zcomm.Options` may

@@ -1,4 +1,4 @@
-"""The ``min_bytes`` of ``policy="auto"``, by the slowest link between nodes, where the user gives none."""
+"""The ``min_bytes`` of ``compress="auto"``, by the slowest link between nodes, where the user gives none."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 from zcomm.distributed import _fsdp1, _fsdp2
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import find_backend
-from zcomm.distributed.overrides import all_reduce_of, kept_exact, known, overridden
+from zcomm.distributed.overrides import all_reduce_of, forced_exact, known, overridden
 from zcomm.fsdp.codes import Codes, Part, tell_of_codes
 from zcomm.fsdp.collectives import Collectives
 
@@ -49,7 +49,7 @@ def _gather_of_handle(handle: Any) -> AbstractContextManager[Any]:
     codes: Codes = vars(handle).setdefault("_zcomm_codes", Codes())
     (has_codes,), found = codes.find([_fsdp1_part(handle)], group)
     tell_of_codes(found, "FSDP1", backend)
-    return kept_exact(_c10d.Verdict.not_a_float) if has_codes else known()
+    return forced_exact(_c10d.Verdict.not_a_float) if has_codes else known()
 
 
 def _fsdp1_part(handle: Any) -> Part:
@@ -104,11 +104,11 @@ def _reduction(param_group: Any) -> Iterator[None]:
 
 
 def _formats_of_replicas(param_group: Any) -> AbstractContextManager[Any]:
-    """Override the formats of the all-reduce of HSDP's replicas: with policy="auto" those of reduce-scatters."""
+    """Override the formats of the all-reduce of HSDP's replicas: with compress="auto" those of reduce-scatters."""
     unchanged = contextlib.nullcontext()
     shards, replicas = _fsdp2.process_groups_of(param_group)
     backend = find_backend(replicas) if shards is not None and replicas is not None else None
-    if backend is None or (overridden("policy") or backend.options.policy) != "auto":
+    if backend is None or (overridden("compress") or backend.options.compress) != "auto":
         return unchanged
     has_formats = overridden("all_reduce") or backend.options.all_reduce != "exact"
     if has_formats or not _fsdp2.reduces_replicas_alone(param_group):
@@ -130,5 +130,5 @@ def _formats_of_replicas(param_group: Any) -> AbstractContextManager[Any]:
 def _tell_of_exempt() -> None:
     _log.warning(
         "the all-reduce of HSDP's replicas stays exact, as it has exempt parameters in its messages: exempt=() lets "
-        "policy='auto' compress it, or all_reduce= of the options"
+        "compress='auto' compress it, or all_reduce= of the options"
     )

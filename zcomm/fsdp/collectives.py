@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from zcomm.distributed import _fsdp2
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of, find_backend
-from zcomm.distributed.overrides import kept_exact
+from zcomm.distributed.overrides import forced_exact
 from zcomm.distributed.residuals import residual_of
 from zcomm.fsdp.codes import Codes, parts_of_params, tell_of_codes
 from zcomm.fsdp.fused import COMPRESSIBLE, Buffer, Deferred, decodes_later, gradients_of, in_memory
@@ -270,12 +270,12 @@ class _Reduce(_fsdp2.ReduceScatter):  # type: ignore[misc]
         whole = parts or in_memory(input_tensor)
         plan = self._plan(rule, output_tensor, whole, op, backend)
         if isinstance(plan, _c10d.Verdict):
-            with kept_exact(plan):
+            with forced_exact(plan):
                 return owner.previous_reduce(output_tensor, in_memory(input_tensor), group, op, async_op)
         residual = self._residual_of(rule, output_tensor, plan, backend)
         work = plan.run(output_tensor, whole, op, residual=residual, site=owner.reduced, async_op=async_op)
         if parts and isinstance(input_tensor, Deferred):
-            input_tensor.buffer.spend_gradients()
+            input_tensor.buffer.release_gradients()
             owner.counted.reduces_fused += 1
         return finished(work, async_op)
 

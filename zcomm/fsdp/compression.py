@@ -24,7 +24,7 @@ from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp.collectives import Collectives
 from zcomm.fsdp.gather_call import GatherCall
 from zcomm.fsdp.rule import ModuleStats, Rule
-from zcomm.fsdp.secondary_shard import KeptValues, Room, SecondaryShard, WeightsVersion
+from zcomm.fsdp.secondary_shard import LosslessSecondaryShard, MemoryBudget, SecondaryShard, WeightsVersion
 from zcomm.fsdp.selection import Selector, one_dimensional, select
 
 _log = logging.getLogger("zcomm")
@@ -90,7 +90,7 @@ def compress(
     check_formats(weights, gradients)
     select(model, exempt)
     rule = Rule(next(_numbers), weights, gradients, error_feedback, fused)
-    return Compression(model, rule, keep_in_node, exempt, Room(max_bytes), check)
+    return Compression(model, rule, keep_in_node, exempt, MemoryBudget(max_bytes), check)
 
 
 def _collectives_of(model: nn.Module) -> Iterator[Collectives]:
@@ -142,11 +142,17 @@ class Compression:
     """
 
     def __init__(
-        self, model: nn.Module, rule: Rule, keep_in_node: bool, exempt: Sequence[Selector], room: Room, check: bool
+        self,
+        model: nn.Module,
+        rule: Rule,
+        keep_in_node: bool,
+        exempt: Sequence[Selector],
+        budget: MemoryBudget,
+        check: bool,
     ) -> None:
         self._model = model
         self._rule = rule  # of every group, but for what is exempt
-        self._keep_in_node, self._exempt, self._room, self._checks = keep_in_node, exempt, room, check
+        self._keep_in_node, self._exempt, self._budget, self._checks = keep_in_node, exempt, budget, check
         self._rules: dict[Collectives, Rule] = {}  # each keeps this object
         self._warned_of_copy = False
         self._hook = model.register_forward_pre_hook(_ForwardHook(self))  # keeps this object until the rules do
@@ -224,9 +230,9 @@ class Compression:
             )  # fmt: skip
 
     def _secondary_of(self, group: Collectives) -> SecondaryShard | None:
-        given = group.params, group.notices, group.gathered, group.counted, self._room, self._checks
+        given = group.params, group.notices, group.gathered, group.counted, self._budget, self._checks
         if self._rule.is_lossless:
-            return KeptValues(*given, self._prepare)
+            return LosslessSecondaryShard(*given, self._prepare)
         is_kept = self._keep_in_node and self._rule.weights != "exact"
         return SecondaryShard(*given) if is_kept else None
 
@@ -250,12 +256,12 @@ class Compression:
                 if any(_fsdp2.parameter_id(param) in changed for param in group.params):
                     group.secondary.outdate()
 
-    def _prepare(self, first: KeptValues, call: GatherCall, version: WeightsVersion) -> None:
+    def _prepare(self, first: LosslessSecondaryShard, call: GatherCall, version: WeightsVersion) -> None:
         """Before ``first`` gathers by differences on a GPU: encodes those of all modules whose weights have changed, so
         that the host waits for the GPU once after a step, and not once for each module."""
         gathers = [first.to_prepare(call.shard, version)]
         for shard in (group.secondary for group in self._in_force()):
-            if isinstance(shard, KeptValues) and shard is not first:
+            if isinstance(shard, LosslessSecondaryShard) and shard is not first:
                 gathers += shard.to_prepare_in(call.group.group_name)
         backend_of(call.group).prepare(gathers, async_op=call.async_op).wait()
 

@@ -99,7 +99,7 @@ class Buffer:
             return []
         return [_padded(each, self._ranks) for each in self._gradients]
 
-    def spend_gradients(self) -> None:
+    def release_gradients(self) -> None:
         """Let go of reduced gradients, on a CPU at once: FSDP2 holds its buffer until it reduces the next layer."""
         self._gradients, self._spent = [], True
 

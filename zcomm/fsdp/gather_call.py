@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from zcomm.distributed import _fsdp2
 from zcomm.distributed.binding import _c10d
-from zcomm.distributed.overrides import kept_exact
+from zcomm.distributed.overrides import forced_exact
 from zcomm.fsdp.fused import Deferred
 
 #: Why torch carries out a call, if it is no operation.
@@ -54,7 +54,7 @@ class GatherCall:
     def run_alone(self, site: _c10d.Site) -> Any:
         """Carry it out without a secondary shard, as FSDP2's AllGather does."""
         if isinstance(self.plan, _c10d.Verdict):
-            with kept_exact(self.plan):
+            with forced_exact(self.plan):
                 return self.previous(self.output, self.shard, self.group, self.async_op)
         return self.run(self.plan, site)
 

@@ -81,7 +81,7 @@ class Layout:
         """Tell whether bytes would be planned as elements of ``dtype``, if that gains anything."""
         numel = self.shard.numel() // dtype.itemsize * dtype.itemsize
         whole, own = (self.output[: size * numel].view(dtype) for size in (backend.size(), 1))
-        with override(policy="always"):  # a trial would make calls that nobody asked for
+        with override(compress="always"):  # a trial would make calls that nobody asked for
             plan = backend.plan(whole, own, formats=self.rule.formats if self.rule else None)
         return isinstance(plan, _c10d.Operation)
 

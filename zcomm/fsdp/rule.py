@@ -34,7 +34,7 @@ class Rule:
     @functools.cached_property
     def formats(self) -> _c10d.PolicyOverride:
         """Read once."""
-        all_exempt = all(self.exempt)  # named "exact" here, so that policy="auto" weighs no gain
+        all_exempt = all(self.exempt)  # named "exact" here, so that compress="auto" weighs no gain
         weights = _INSTEAD_OF_LOSSLESS if self.is_lossless else "exact" if all_exempt else self.weights
         named = {"all_gather": weights, "reduce_scatter": "exact" if all_exempt else self.gradients}
         return _c10d.PolicyOverride(**{name: format for name, format in named.items() if format})

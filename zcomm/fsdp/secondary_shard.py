@@ -41,10 +41,10 @@ WeightsVersion: TypeAlias = tuple[list[tuple[int, ...]], list[int]]
 Prepared: TypeAlias = "tuple[_c10d.Operation, torch.Tensor, _c10d.Site]"
 
 #: Encodes the differences of a shard that gathers weights of a version, and of others.
-Prepare: TypeAlias = "Callable[[KeptValues, GatherCall, WeightsVersion], None]"
+Prepare: TypeAlias = "Callable[[LosslessSecondaryShard, GatherCall, WeightsVersion], None]"
 
 
-class Room:
+class MemoryBudget:
     """What ``max_bytes`` leaves for a model's secondary shards."""
 
     def __init__(self, max_bytes: int | None) -> None:
@@ -97,15 +97,21 @@ class SecondaryShard:
     ``params``: those of FSDP2. ``site``: of gathers across nodes. ``counted``: counts gathers."""
 
     def __init__(
-        self, params: Sequence[Any], notices: Notices, site: _c10d.Site, counted: ModuleStats, room: Room, checks: bool
+        self,
+        params: Sequence[Any],
+        notices: Notices,
+        site: _c10d.Site,
+        counted: ModuleStats,
+        budget: MemoryBudget,
+        checks: bool,
     ) -> None:
         self._params, self._notices, self._site, self._counted = params, notices, site, counted
-        self._room, self._checks = room, checks
+        self._budget, self._checks = budget, checks
         self.intra_node = _c10d.Site(notices.name, [])
         self._agreement = Agreement(notices.name)
-        self._held: _c10d.Operation | None = None  # the gather, bound to what it keeps
+        self._bound: _c10d.Operation | None = None  # the gather, bound to what it keeps
         self._plan: _c10d.Operation | None = None  # the same gather, which keeps nothing
-        self._kept_version: WeightsVersion | None = None  # of the weights that are kept
+        self._gathered_version: WeightsVersion | None = None  # of the weights that are kept
         self._mark: _c10d.ShardMark | None = None  # of the weights that are kept, on a GPU
         self._capture = 0  # the CUDA graph that the last gather was recorded in
         self._reserved: int | None = None  # of max_bytes: 0 if it does not fit, None if it is not decided
@@ -118,26 +124,26 @@ class SecondaryShard:
         """The gather that keeps, where ``plan`` is the one in a format."""
         return plan
 
-    def _gather_across(self, call: GatherCall, held: _c10d.Operation, version: WeightsVersion) -> Any:
+    def _gather_across(self, call: GatherCall, bound: _c10d.Operation, version: WeightsVersion) -> Any:
         """From the shards of all ranks."""
         self._note(call.shard)
-        return call.run(held, self._site)
+        return call.run(bound, self._site)
 
     def _gather_without(self, call: GatherCall) -> Any:
         """Where weights cannot be watched, or max_bytes is used up."""
         return call.run_alone(self._site)
 
     def _can_be_captured(self) -> bool:
-        return self._held is not None
+        return self._bound is not None
 
     @property
-    def kept(self) -> torch.Tensor | None:
-        """The memory."""
-        return self._held.kept if self._held else None
+    def memory(self) -> torch.Tensor | None:
+        """The secondary shard: uint8, or None before the first gather that keeps it."""
+        return self._bound.secondary if self._bound else None
 
     def add_to(self, counted: ModuleStats) -> ModuleStats:
         """Return the group's counters with what only this shard knows."""
-        return replace(counted, memory_bytes=0 if self.kept is None else self.kept.numel())
+        return replace(counted, memory_bytes=0 if self.memory is None else self.memory.numel())
 
     def gather(self, call: GatherCall) -> Any:
         self.check_mark()
@@ -149,53 +155,53 @@ class SecondaryShard:
             self._counted.gathers_plain += 1
             return self._gather_without(call)
         plan = self._plan_of(call, call.plan)
-        if not self._fits(plan.largest_kept_bytes):  # of the rank that needs most, so that all ranks decide alike
+        if not self._fits(plan.largest_secondary_bytes):  # of the rank that needs most, so that all ranks decide alike
             self._counted.gathers_beyond_limit += 1
             return self._gather_without(call)
-        held = self._bound(plan, call.output.device)
+        bound = self._bind(plan, call.output.device)
         if not self._must_cross(call, version):
             self._counted.gathers_intra_node += 1
             self._check(call.shard)
-            return call.run(held, self.intra_node, again=True)
-        self._kept_version = None  # while it is being written
+            return call.run(bound, self.intra_node, again=True)
+        self._gathered_version = None  # while it is being written
         self._counted.gathers_inter_node += 1
-        work = self._gather_across(call, held, version)
-        self._kept_version = version
+        work = self._gather_across(call, bound, version)
+        self._gathered_version = version
         return work
 
     def _must_cross(self, call: GatherCall, version: WeightsVersion) -> bool:
         """Tell whether weights may have changed since they were kept. On CPUs all ranks ask each other, unless all of
         them know; on a GPU the host does not wait, and a kernel compares."""
-        changed = version != self._kept_version
-        asks = self._checks and self._kept_version is not None and call.output.device.type == "cpu"
+        changed = version != self._gathered_version
+        asks = self._checks and self._gathered_version is not None and call.output.device.type == "cpu"
         return self._agreement.any(changed, call.group) if asks else changed
 
-    def _bound(self, plan: _c10d.Operation, device: torch.device) -> _c10d.Operation:
+    def _bind(self, plan: _c10d.Operation, device: torch.device) -> _c10d.Operation:
         """``plan``, bound to memory, which is that of the gather before if it is as large. Outdates what another plan
         has kept."""
-        if self._held is None or self._plan is not plan:
+        if self._bound is None or self._plan is not plan:
             self.outdate()
-            kept = self.kept
-            if kept is None or kept.numel() != plan.kept_bytes or kept.device != device:
-                kept = torch.empty(plan.kept_bytes, dtype=torch.uint8, device=device)
-            self._held, self._plan = plan.keeping(kept), plan
-        return self._held
+            memory = self.memory
+            if memory is None or memory.numel() != plan.secondary_bytes or memory.device != device:
+                memory = torch.empty(plan.secondary_bytes, dtype=torch.uint8, device=device)
+            self._bound, self._plan = plan.bound_to(memory), plan
+        return self._bound
 
     def outdate(self, forget_mark: bool = False) -> None:
-        self._kept_version = None
+        self._gathered_version = None
         if forget_mark:
             self._mark = None
 
     def forget(self) -> None:
-        self._room.give_back(self._reserved or 0)
+        self._budget.give_back(self._reserved or 0)
         self.outdate(forget_mark=True)
-        self._reserved = self._held = self._plan = None
+        self._reserved = self._bound = self._plan = None
 
     def _fits(self, num_bytes: int) -> bool:
         if 0 < (self._reserved or 0) < num_bytes:
             self.forget()
         if self._reserved is None:
-            self._reserved = num_bytes if self._room.reserve(self._notices.name, num_bytes) else 0
+            self._reserved = num_bytes if self._budget.reserve(self._notices.name, num_bytes) else 0
         return self._reserved > 0 or num_bytes == 0
 
     def _is_captured(self, device: torch.device) -> bool:
@@ -207,8 +213,8 @@ class SecondaryShard:
         if capture != self._capture:
             self._capture = capture
             self.outdate()
-        if capture != 0 and self.kept is not None:
-            keep_for_replays(self.kept)
+        if capture != 0 and self.memory is not None:
+            keep_for_replays(self.memory)
         return capture != 0
 
     def _note(self, shard: torch.Tensor) -> None:
@@ -220,8 +226,8 @@ class SecondaryShard:
                 keep_for_replays(self._mark)
 
     def _check(self, shard: torch.Tensor) -> None:
-        if self._mark is not None and self.kept is not None:
-            self._mark.check(shard, self.kept)
+        if self._mark is not None and self.memory is not None:
+            self._mark.check(shard, self.memory)
 
     def check_mark(self) -> None:
         """Raise RuntimeError if a kernel has found a change of weights that PyTorch did not count."""
@@ -246,7 +252,7 @@ class SecondaryShard:
         return params, [_c10d.hash_of(part) for part in parts]
 
 
-class KeptValues(SecondaryShard):
+class LosslessSecondaryShard(SecondaryShard):
     """Secondary shard of exact values, which lossless differences bring up to date."""
 
     def __init__(
@@ -255,11 +261,11 @@ class KeptValues(SecondaryShard):
         notices: Notices,
         site: _c10d.Site,
         counted: ModuleStats,
-        room: Room,
+        budget: MemoryBudget,
         checks: bool,
         prepare: Prepare,
     ) -> None:
-        super().__init__(params, notices, site, counted, room, checks)
+        super().__init__(params, notices, site, counted, budget, checks)
         self._prepare = prepare
         self._lossless: _c10d.Operation | None = None  # the last plan, bound or not
         self._num_weights = 0  # of this rank's shard, or bytes of narrower ones
@@ -267,16 +273,16 @@ class KeptValues(SecondaryShard):
         self._prepared_version: WeightsVersion | None = None  # of the weights that the next gather will send
 
     def add_to(self, counted: ModuleStats) -> ModuleStats:
-        counted, held = super().add_to(counted), self._held
-        if held is None:
+        counted, bound = super().add_to(counted), self._bound
+        if bound is None:
             return counted
-        bits_per_weight = 8 * held.sent_bytes / self._num_weights if self._num_weights else 0.0  # with headers
-        return replace(counted, generation=held.generation, bits_per_weight=bits_per_weight)
+        bits_per_weight = 8 * bound.sent_bytes / self._num_weights if self._num_weights else 0.0  # with headers
+        return replace(counted, generation=bound.generation, bits_per_weight=bits_per_weight)
 
     @property
     def needs_sizes(self) -> bool:
         """NCCL needs the size of a difference on the host before it is sent."""
-        return self.kept is not None and not self.kept.is_cpu
+        return self.memory is not None and not self.memory.is_cpu
 
     def keeps_wires(self) -> bool:
         return False
@@ -288,8 +294,8 @@ class KeptValues(SecondaryShard):
     def to_prepare_in(self, group: str) -> list[Prepared]:
         """Return what to prepare for the next gather in that process group: nothing unless the module has sent
         differences before and its weights have changed since."""
-        version = self._version_of() if self._held is not None and self._group_name == group else None
-        if version is None or version in (self._kept_version, self._prepared_version):
+        version = self._version_of() if self._bound is not None and self._group_name == group else None
+        if version is None or version in (self._gathered_version, self._prepared_version):
             return []
         shard = _fsdp2.shard_of(self._params)
         if shard is None:
@@ -297,10 +303,10 @@ class KeptValues(SecondaryShard):
         return [self.to_prepare(shard.view(torch.uint16) if shard.itemsize == 1 else shard, version)]
 
     def to_prepare(self, shard: torch.Tensor, version: WeightsVersion) -> Prepared:
-        assert self._held is not None
+        assert self._bound is not None
         self._prepared_version = version
         self._note(shard)
-        return self._held, shard, self._site
+        return self._bound, shard, self._site
 
     def gather(self, call: GatherCall) -> Any:
         is_large = call.output.nbytes >= backend_of(call.group).options.min_bytes
@@ -326,14 +332,14 @@ class KeptValues(SecondaryShard):
         self._num_weights = call.shard.numel() * (2 if call.shard.dtype == torch.uint16 else 1)  # pairs of bytes
         return self._lossless
 
-    def _gather_across(self, call: GatherCall, held: _c10d.Operation, version: WeightsVersion) -> Any:
+    def _gather_across(self, call: GatherCall, bound: _c10d.Operation, version: WeightsVersion) -> Any:
         self._group_name = call.group.group_name
         if self.needs_sizes and self._prepared_version != version:
             self._prepare(self, call, version)
         else:
             self._check(call.shard)  # against what was prepared
         self._prepared_version = None
-        work = held.run(call.target, call.whole_shard, site=self._site, async_op=call.async_op)
+        work = bound.run(call.target, call.whole_shard, site=self._site, async_op=call.async_op)
         return finished(work, call.async_op)
 
     def _gather_without(self, call: GatherCall) -> Any:

@@ -128,7 +128,7 @@ class Averaging:
 
     def _make_plans(self) -> tuple[_c10d.Operation, _c10d.Operation]:
         formats: dict[str, Any] = {"reduce_scatter": self._format, "all_gather": self._format}
-        policy = _c10d.PolicyOverride(policy="always", forms="out_of_place", min_bytes=1, **formats)
+        policy = _c10d.PolicyOverride(compress="always", forms="out_of_place", min_bytes=1, **formats)
         buffer, backend = self.new_buffer(), backend_of(self._group)
         shard = torch.empty_like(self._part(buffer))
         residual = self._feedback.block_format if self._feedback is not None else None

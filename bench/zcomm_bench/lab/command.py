@@ -37,7 +37,9 @@ Rate = Annotated[
     ),
 ]
 RoundTrip = Annotated[float, typer.Option(min=0, help="Milliseconds from a host to another and back.")]
-Loss = Annotated[float, typer.Option(min=0, max=99, help="Share of the frames between hosts that are lost.")]
+QuantizationError = Annotated[
+    float, typer.Option(min=0, max=99, help="Share of the frames between hosts that are lost.")
+]
 Command = Annotated[list[str], typer.Argument(help="The command, after --.", metavar="CMD...")]
 
 
@@ -52,7 +54,7 @@ def run(
     hosts: int = 2,
     rate: Rate = "unlimited",
     round_trip_ms: RoundTrip = 0.0,
-    loss_percent: Loss = 0.0,
+    loss_percent: QuantizationError = 0.0,
 ) -> None:
     """Run a command on every host at once; HOST is its number, HOSTS the addresses of all, joined by commas."""
     with refusals():
@@ -73,7 +75,7 @@ def ranks(
     nodes: str = "2x2",
     rate: Rate = "unlimited",
     round_trip_ms: RoundTrip = 0.0,
-    loss_percent: Loss = 0.0,
+    loss_percent: QuantizationError = 0.0,
 ) -> None:
     """Run a command as every rank of a job and print what rank 0 prints."""
     try:
@@ -89,7 +91,7 @@ def ranks(
 
 @app.command()
 def selfcheck(
-    rate: Rate = "100mbit", seconds: float = 3.0, round_trip_ms: RoundTrip = 0.0, loss_percent: Loss = 0.0
+    rate: Rate = "100mbit", seconds: float = 3.0, round_trip_ms: RoundTrip = 0.0, loss_percent: QuantizationError = 0.0
 ) -> None:
     """Measure a TCP stream from one host to another and print it beside the limit, as one JSON line."""
     with refusals():

@@ -284,12 +284,12 @@ def launch(
             with log.open("w") as file:
                 output = subprocess.PIPE if rank == 0 else file
                 ranks.append(lab.popen(node, argv, {**common, **own}, stdout=output, stderr=file))
-        _follow(ranks, logs, on_line, None if timeout is None else start + timeout)
+        _run_follower(ranks, logs, on_line, None if timeout is None else start + timeout)
         seconds = time.monotonic() - start
         return LaunchResult([lab.tx_bytes(node) for node in range(num_nodes)], seconds, lab.isolated, lab.note)
 
 
-def _follow(
+def _run_follower(
     ranks: list[subprocess.Popen[str]], logs: list[Path], on_line: Callable[[str], object], deadline: float | None
 ) -> None:
     """Pass rank 0's lines on until every rank has ended well."""

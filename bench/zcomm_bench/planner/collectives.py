@@ -218,7 +218,7 @@ def gather_lossless(num_elements: int, dtype: str, bits: float, cluster: Cluster
     GPUs headers go ahead, which is one more start; on CPUs each goes with its difference."""
     shape = _shape(num_elements, dtype, cluster)
     plan = _lossless_plan(shape)
-    copied = 2 * plan.kept_bytes  # from what is kept to the output: read and written
+    copied = 2 * plan.secondary_bytes  # from what is kept to the output: read and written
     num_others = cluster.nodes - 1
     coded = lossless_bytes(shape[0] * min(num_others, 1), shape[0] * num_others, bits)
     codec = copied / cluster.compute.codec_rate + coded / cluster.compute.lossless_rate
@@ -231,9 +231,11 @@ def gather_lossless(num_elements: int, dtype: str, bits: float, cluster: Cluster
 def gather_unchanged(num_elements: int, dtype: str, cluster: Cluster) -> Cost:
     """The same values once more, inside the node: what is kept is compared with its hash, copied and sent."""
     plan = _lossless_plan(_shape(num_elements, dtype, cluster))
-    return _in_chunks(plan, plan.bytes_from_secondary, 1, 3 * plan.kept_bytes / cluster.compute.codec_rate, cluster)
+    return _in_chunks(
+        plan, plan.bytes_from_secondary, 1, 3 * plan.secondary_bytes / cluster.compute.codec_rate, cluster
+    )
 
 
-def kept_bytes(num_elements: int, dtype: str, cluster: Cluster) -> int:
+def secondary_bytes(num_elements: int, dtype: str, cluster: Cluster) -> int:
     """What a rank keeps of a gather by differences."""
-    return _lossless_plan(_shape(num_elements, dtype, cluster)).largest_kept_bytes
+    return _lossless_plan(_shape(num_elements, dtype, cluster)).largest_secondary_bytes

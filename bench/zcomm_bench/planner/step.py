@@ -126,7 +126,9 @@ def memory_of(option: Option, workload: Workload, cluster: Cluster) -> float:
     gathered = 2 * largest * (DTYPE_BYTES[workload.gather_dtype] + DTYPE_BYTES[workload.reduce_dtype])
     total = STATE_BYTES * parameters / cluster.ranks + workload.accumulated_bytes + gathered
     if option.is_lossless:
-        kept = (collectives.kept_bytes(unit.num_elements, workload.gather_dtype, cluster) for unit in workload.units)
+        kept = (
+            collectives.secondary_bytes(unit.num_elements, workload.gather_dtype, cluster) for unit in workload.units
+        )
         total += sum(num_bytes * unit.count for num_bytes, unit in zip(kept, workload.units, strict=True))
     elif option.secondary:
         held = -(-parameters // cluster.ranks_per_node)

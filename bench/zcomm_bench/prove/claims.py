@@ -59,7 +59,7 @@ def of(figures: Figures, report: Mapping[str, Any]) -> list[Verdict]:
     causes, exact = unsound(figures, report), not_compressed(figures)
     claims: dict[str, tuple[Callable[[Figures], tuple[str, str]], list[str]]] = {
         "bits": (bits, []),
-        'never more than 2 % slower under policy="auto"': (auto, causes),
+        'never more than 2 % slower under compress="auto"': (auto, causes),
         "95 % of the byte ratio on slow links": (slow_links, causes + exact),
         "step": (step, causes),
         "the model's error": (model, slow_ranks(figures) + exact),

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -21,6 +22,11 @@ class GroupErrors {
  public:
   explicit GroupErrors(int rank) : rank_(rank) {}
 
+  // Sets what is called with the group's name and its first error, on the thread that finds it. Called before others.
+  void on_first(std::function<void(const std::string& group, const std::string& error)> call) {
+    on_first_ = std::move(call);
+  }
+
   // Sets what errors call the group.
   void set_group_uid(const std::string& uid) {
     const std::lock_guard lock(mutex_);
@@ -33,11 +39,11 @@ class GroupErrors {
     if (dynamic_cast<const pybind11::error_already_set*>(&error) != nullptr) return std::current_exception();
     const bool timed_out = dynamic_cast<const TimeoutError*>(&error) != nullptr;
     last_ = timed_out ? ::c10d::ErrorType::TIMEOUT : ::c10d::ErrorType::COMM_ERROR;
-    const std::lock_guard lock(mutex_);
-    return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
-                                                         "zcomm, rank " + std::to_string(rank_) + " of group '" +
-                                                             group_uid_ + "'" + (place.empty() ? "" : ", in " + place) +
-                                                             ": " + error.what()));
+    const std::string text = "zcomm, rank " + std::to_string(rank_) + " of group '" + group_uid() + "'" +
+                             (place.empty() ? "" : ", in " + place) + ": " + error.what();
+    announce(text);
+    return std::make_exception_ptr(
+        c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, text));
   }
   ::c10d::ErrorType last() const { return last_; }
 
@@ -57,11 +63,24 @@ class GroupErrors {
   }
 
   // Makes connections in progress, and later ones, stop.
-  void set_aborted() { aborted_ = true; }
+  void set_aborted() {
+    aborted_ = true;
+    announce("the group was aborted");
+  }
   bool is_aborted() const { return aborted_; }
 
  private:
+  std::string group_uid() const {
+    const std::lock_guard lock(mutex_);
+    return group_uid_;
+  }
+  void announce(const std::string& error) {
+    if (!is_announced_.exchange(true) && on_first_) on_first_(group_uid(), error);
+  }
+
   const int rank_;
+  std::function<void(const std::string&, const std::string&)> on_first_;
+  std::atomic<bool> is_announced_{false};
   std::atomic<::c10d::ErrorType> last_{::c10d::ErrorType::SUCCESS};
   std::atomic<bool> aborted_{false};
   mutable std::mutex mutex_;  // guards the next ones

@@ -32,12 +32,17 @@ std::optional<std::size_t> bytes_on(const PlannedOperation& planned) {
   return (*bytes).*link;
 }
 
+template <std::size_t OperationMemory::* part>
+std::size_t memory_of(const PlannedOperation& planned) {
+  return planned.operation->memory().*part;
+}
+
 // Returns the same operation, bound to memory that calls check.
-PlannedPtr keeping(const PlannedOperation& planned, at::Tensor data) {
+PlannedPtr bound_to(const PlannedOperation& planned, at::Tensor data) {
   auto bound = std::make_shared<PlannedOperation>(planned);
-  bound->kept = std::make_shared<TensorKept>();
-  bound->kept->hold(std::move(data));
-  bound->operation = planned.operation->keeping(bound->kept);
+  bound->secondary = std::make_shared<TensorSecondaryShard>();
+  bound->secondary->hold(std::move(data));
+  bound->operation = gather_of(planned).bound_to(bound->secondary);
   return bound;
 }
 
@@ -52,17 +57,17 @@ void bind_operations(py::module_& module) {
       .def_property_readonly("segments", &named_segments)
       .def_property_readonly("intra_node_bytes", &bytes_on<&LinkBytes::intra_node>)
       .def_property_readonly("inter_node_bytes", &bytes_on<&LinkBytes::inter_node>)
-      .def_property_readonly("kept_bytes", [](const PlannedOperation& p) { return p.operation->kept_bytes(); })
-      .def_property_readonly("largest_kept_bytes",
-                             [](const PlannedOperation& p) { return p.operation->largest_kept_bytes(); })
-      .def_property_readonly("wires_bytes", [](const PlannedOperation& p) { return p.operation->wires_bytes(); })
-      .def_property_readonly("residual_bytes", [](const PlannedOperation& p) { return p.operation->residual_bytes(); })
-      .def_property_readonly("kept", [](const PlannedOperation& p) { return p.kept ? p.kept->data : at::Tensor(); })
+      .def_property_readonly("secondary_bytes", &memory_of<&OperationMemory::secondary>)
+      .def_property_readonly("largest_secondary_bytes", &memory_of<&OperationMemory::largest_secondary>)
+      .def_property_readonly("wires_bytes", &memory_of<&OperationMemory::wires>)
+      .def_property_readonly("residual_bytes", &memory_of<&OperationMemory::residual>)
+      .def_property_readonly("secondary",
+                             [](const PlannedOperation& p) { return p.secondary ? p.secondary->data : at::Tensor(); })
       .def_property_readonly("generation",
-                             [](const PlannedOperation& p) { return p.kept ? p.kept->generation.load() : 0; })
+                             [](const PlannedOperation& p) { return p.secondary ? p.secondary->generation.load() : 0; })
       .def_property_readonly("sent_bytes",
-                             [](const PlannedOperation& p) { return p.kept ? p.kept->sent_bytes.load() : 0; })
-      .def("keeping", &keeping, py::arg("data"))
+                             [](const PlannedOperation& p) { return p.secondary ? p.secondary->sent_bytes.load() : 0; })
+      .def("bound_to", &bound_to, py::arg("data"))
       .def("run", &run, py::arg("output"), py::arg("input") = py::none(), py::arg("op") = py::none(), py::kw_only(),
            py::arg("residual") = py::none(), py::arg("site") = py::none(), py::arg("async_op") = false,
            py::arg("wires") = py::none(), py::call_guard<py::gil_scoped_release>())

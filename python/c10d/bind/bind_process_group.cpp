@@ -71,7 +71,7 @@ py::dict stats_of(ProcessGroup& group) {
   return all;
 }
 
-// Of policy="auto", in order.
+// Of compress="auto", in order.
 py::list decisions_of(ProcessGroup& group) {
   py::list all;
   for (const AutoPolicy::Decision& decision : group.compressed().auto_policy().decisions()) {
@@ -101,22 +101,22 @@ py::object step_decision_of(ProcessGroup& group) {
                   py::arg("compressed_spread") = seconds(spreads.compressed));
 }
 
-py::list losses_of(ProcessGroup& group) {
-  std::map<LossKey, Loss> losses;
+py::list quantization_errors_of(ProcessGroup& group) {
+  std::map<ErrorKey, QuantizationError> errors;
   {
     const py::gil_scoped_release no_gil;
-    losses = group.compressed().telemetry().read();
+    errors = group.compressed().telemetry().read();
   }
   py::list all;
   constexpr std::array measures{"finite_blocks",      "nonzero", "zeroed", "signal", "noise", "block_errors",
                                 "largest_block_error"};
-  for (const auto& [key, loss] : losses) {
+  for (const auto& [key, error] : errors) {
     const auto& [collective, site, hop, format] = key;
     py::dict row(py::arg("collective") = std::string(to_string(collective)), py::arg("site") = site,
-                 py::arg("hop") = hop, py::arg("format") = format, py::arg("calls") = loss.calls,
-                 py::arg("samples") = loss.samples, py::arg("elements") = loss.elements,
-                 py::arg("blocks") = loss.blocks);
-    for (std::size_t i = 0; i < measures.size(); ++i) row[measures[i]] = loss.measures[i];
+                 py::arg("hop") = hop, py::arg("format") = format, py::arg("calls") = error.calls,
+                 py::arg("samples") = error.samples, py::arg("elements") = error.elements,
+                 py::arg("blocks") = error.blocks);
+    for (std::size_t i = 0; i < measures.size(); ++i) row[measures[i]] = error.measures[i];
     all.append(row);
   }
   return all;
@@ -245,7 +245,7 @@ void bind_process_group(py::module_& module) {
       .def("decisions", &decisions_of)
       .def("end_step", [](ProcessGroup& group) { group.compressed().auto_policy().steps().end_step(); })
       .def("step_decision", &step_decision_of)
-      .def("losses", &losses_of);
+      .def("quantization_errors", &quantization_errors_of);
 }
 
 // zcomm._c10d: Python bindings of the torch.distributed backend.
@@ -253,6 +253,7 @@ PYBIND11_MODULE(_c10d, module) {
   py::module_::import("torch.distributed");
   py::module_::import("zcomm._core");  // registers formats
   bind_options(module);
+  bind_call_hooks(module);
   bind_operations(module);
   bind_shard_mark(module);
   bind_process_group(module);

@@ -38,12 +38,13 @@ void note(ShardMark& mark, const at::Tensor& shard) {
   mark.note(view_of(shard), current_view(shard.device()));
 }
 
-void check(ShardMark& mark, const at::Tensor& shard, const at::Tensor& kept) {
-  check_shard(shard, kept.device());
-  TORCH_CHECK_VALUE(kept.is_contiguous() && kept.scalar_type() == at::kByte,
-                    "zcomm: kept: expected contiguous Byte, got ", kept.scalar_type());
+void check(ShardMark& mark, const at::Tensor& shard, const at::Tensor& secondary) {
+  check_shard(shard, secondary.device());
+  TORCH_CHECK_VALUE(secondary.is_contiguous() && secondary.scalar_type() == at::kByte,
+                    "zcomm: secondary: expected contiguous Byte, got ", secondary.scalar_type());
   const c10::DeviceGuard on_device(shard.device());
-  mark.check(view_of(shard), {static_cast<std::byte*>(kept.data_ptr()), kept.nbytes()}, current_view(shard.device()));
+  mark.check(view_of(shard), {static_cast<std::byte*>(secondary.data_ptr()), secondary.nbytes()},
+             current_view(shard.device()));
 }
 
 }  // namespace
@@ -57,7 +58,7 @@ void bind_shard_mark(py::module_& module) {
   py::class_<ShardMark>(module, "ShardMark")
       .def(py::init(&make_mark), py::arg("device"), NoGil())
       .def("note", &note, py::arg("shard"), NoGil())
-      .def("check", &check, py::arg("shard"), py::arg("kept"), NoGil())
+      .def("check", &check, py::arg("shard"), py::arg("secondary"), NoGil())
       .def_property_readonly("has_changed", &ShardMark::has_changed);
 }
 

@@ -173,7 +173,7 @@ void AutoPolicy::check_can_rehearse(const Call& call) const {
   if (call.on_host) return;
   const bool captured = is_captured(call);
   if (!captured && !inner_.is_coalescing()) return;
-  throw Error("policy: expected for 'auto' a call of each kind " +
+  throw Error("compress: expected for 'auto' a call of each kind " +
               std::string(captured ? "before the capture of a CUDA graph" : "that is not coalesced") +
               ", which is timed, or decisions=FILE of 'python -m zcomm_bench measure', got the first " + text_of(call));
 }
@@ -226,10 +226,11 @@ AutoPolicy::Ways AutoPolicy::gathers(const Request& request, ::c10d::Backend& in
     return ways;
   }
   const at::Tensor& whole = request.outputs[0];
-  OperationPtr gather = make_operation(request, calls_.world(whole.device().type()));
-  const auto kept = std::make_shared<TensorKept>();
-  kept->hold(at::empty({static_cast<std::int64_t>(gather->kept_bytes())}, whole.options().dtype(at::kByte)));
-  gather = gather->keeping(kept);
+  const OperationPtr planned = make_operation(request, calls_.world(whole.device().type()));
+  const auto secondary = std::make_shared<TensorSecondaryShard>();
+  secondary->hold(
+      at::empty({static_cast<std::int64_t>(planned->memory().secondary)}, whole.options().dtype(at::kByte)));
+  const GatherPtr gather = std::dynamic_pointer_cast<Gather>(planned)->bound_to(secondary);
   Request once_more = request;
   once_more.inputs.clear();
   return {[=] {
@@ -276,7 +277,7 @@ void AutoPolicy::check_same_call(const Call& call) {
   const std::vector<std::int64_t> most = largest(both);
   for (std::size_t i = 0; i < mine.size(); ++i) {
     if (most[i] != -most[mine.size() + i]) {
-      throw Error("policy: expected the same call on all ranks, got an " + text_of(call) + " on rank " +
+      throw Error("compress: expected the same call on all ranks, got an " + text_of(call) + " on rank " +
                   std::to_string(rank_));
     }
   }

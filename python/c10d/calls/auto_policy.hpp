@@ -1,4 +1,4 @@
-// policy="auto": decides per class of calls whether compression pays. The first call of a class decides for all later
+// compress="auto": decides per class of calls whether compression pays. The first call of a class decides for all later
 // ones, by the table of the option "decisions" or by a rehearsal. A rehearsal makes calls of that size on scratch
 // tensors, both ways, and times them until they are done; on a GPU it waits for the caller's stream. Once training
 // steps are known, their times decide instead of rehearsals: StepChoice. An all-reduce takes the slowest rank of each

@@ -7,7 +7,8 @@
 namespace zcomm::c10d_binding {
 CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options,
                                  MakeTransport host_transport, MakeTransport device_transport, InnerGroups& inner,
-                                 GroupRecorder& recorder, const PythonHooks& hooks, std::shared_ptr<GroupErrors> errors)
+                                 GroupRecorder& recorder, CallHooks& call_hooks, const PythonHooks& hooks,
+                                 std::shared_ptr<GroupErrors> errors)
     : group_(group),
       rank_(group.getRank()),
       size_(group.getSize()),
@@ -17,7 +18,7 @@ CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<Zcom
       errors_(std::move(errors)),
       profilers_(group, options_->global_ranks_in_group),
       telemetry_(options_->sample_errors_every),
-      observers_{&recorder, &profilers_, &telemetry_, &stats_},
+      observers_{&call_hooks, &recorder, &profilers_, &telemetry_, &stats_},
       auto_policy_(*this, inner, hooks, rank_, size_, options_),
       host_runner_(std::make_shared<HostRunner>(
           group,
@@ -111,10 +112,8 @@ WorkPtr CompressedCalls::launch(Request&& request, OperationPtr operation) {
   // Draws seeds when calls are launched, not when they run, so that they belong to their step.
   job->seed = seed_of(job->settings.rehearsal ? 0 : calls_in_step_.fetch_add(1));
   job->observers = observers_;
-  std::vector<std::shared_ptr<void>> events;
-  for (Observer* const each : observers_) {
-    if (auto event = each->begin(*job)) events.push_back(std::move(event));
-  }
+  std::array<std::shared_ptr<void>, std::tuple_size_v<decltype(observers_)>> events;
+  for (std::size_t i = 0; i < events.size(); ++i) events[i] = observers_[i]->begin(*job);
   const bool is_kept = !job->settings.rehearsal;
   const std::uint64_t record = job->record;
   WorkPtr work;
@@ -129,6 +128,7 @@ WorkPtr CompressedCalls::launch(Request&& request, OperationPtr operation) {
     for (Observer* const each : observers_) each->refused(record);
     throw;
   }
+  for (std::size_t i = 0; i < events.size(); ++i) observers_[i]->launched(events[i], work);
   return is_kept ? inner_.track(std::move(work)) : work;
 }
 

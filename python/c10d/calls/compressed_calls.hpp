@@ -4,6 +4,7 @@
 #include <array>
 
 #include "auto_policy.hpp"
+#include "c10d/job/call_hooks.hpp"
 #include "c10d/job/flight_recorder.hpp"
 #include "c10d/job/profiling.hpp"
 #include "c10d/job/telemetry.hpp"
@@ -17,10 +18,10 @@ class CompressedCalls {
  public:
   using MakeTransport = std::function<std::unique_ptr<Transport>()>;
   // Calls each factory at the first compressed call of its device type. Borrows `group`, `inner`, `recorder` and
-  // `hooks`.
+  // both kinds of hooks.
   CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> options, MakeTransport host_transport,
-                  MakeTransport device_transport, InnerGroups& inner, GroupRecorder& recorder, const PythonHooks& hooks,
-                  std::shared_ptr<GroupErrors> errors);
+                  MakeTransport device_transport, InnerGroups& inner, GroupRecorder& recorder, CallHooks& call_hooks,
+                  const PythonHooks& hooks, std::shared_ptr<GroupErrors> errors);
 
   ~CompressedCalls() { host_runner_->leave_group(); }
 
@@ -52,10 +53,10 @@ class CompressedCalls {
   // Decides about a request and counts it. For one that is compressed, calls `check` on the arguments, which throws.
   template <class Check>
   bool compresses(Request& request, Check&& check) {
-    const Verdict verdict = decide(request);
-    if (verdict == Verdict::compressed) check();
-    count(request.call, verdict);
-    return verdict == Verdict::compressed;
+    request.verdict = decide(request);
+    if (request.verdict == Verdict::compressed) check();
+    count(request.call, request.verdict);
+    return request.verdict == Verdict::compressed;
   }
 
   // Compares the ranks' options at the first call, and throws the difference. Thread-safe.
@@ -93,7 +94,7 @@ class CompressedCalls {
   Profilers profilers_;
   Telemetry telemetry_;
   SharedStats stats_;
-  const std::array<Observer*, 4> observers_;
+  const std::array<Observer*, 5> observers_;
   AutoPolicy auto_policy_;
   std::atomic<bool> is_closed_{false};
   std::atomic<std::uint64_t> num_calls_{0};

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "c10d/base/python_hooks.hpp"
+#include "c10d/job/call_hooks.hpp"
 #include "c10d/job/flight_recorder.hpp"
 
 namespace zcomm::c10d_binding {
@@ -14,11 +15,20 @@ namespace zcomm::c10d_binding {
 // their order.
 WorkPtr combine(std::vector<WorkPtr> works, std::vector<at::Tensor> results = {});
 
+// Call of an inner group, with the tensors that hooks see. Borrows them.
+struct InnerCall {
+  RecordedCall recorded;
+  at::Device device;
+  at::TensorList inputs = {};
+  at::TensorList outputs = {};
+  std::string_view verdict = "other";  // why it is exact: here, as it is never compressed
+};
+
 class InnerGroups {
  public:
-  // Takes `make_cuda`, which is called once, at the first exact call on "cuda" tensors. Borrows `recorder`.
-  InnerGroups(BackendPtr cpu, std::function<BackendPtr()> make_cuda, GroupRecorder& recorder)
-      : cpu_(std::move(cpu)), make_cuda_(std::move(make_cuda)), recorder_(recorder) {}
+  // Takes `make_cuda`, which is called once, at the first exact call on "cuda" tensors. Borrows the other two.
+  InnerGroups(BackendPtr cpu, std::function<BackendPtr()> make_cuda, GroupRecorder& recorder, const CallHooks& hooks)
+      : cpu_(std::move(cpu)), make_cuda_(std::move(make_cuda)), recorder_(recorder), hooks_(hooks) {}
   ~InnerGroups();
 
   ::c10d::Backend& cpu() { return *cpu_; }
@@ -26,38 +36,38 @@ class InnerGroups {
   // Returns the group for tensors of a type. Tells it about coalescing if calls are being coalesced.
   ::c10d::Backend& for_device(at::DeviceType type);
 
-  // Calls call(inner group) and tracks its work: works of calls that NCCL coalesces come at their end.
-  template <class InnerCall>
-  WorkPtr forward(at::Device device, InnerCall&& call) {
-    WorkPtr work = call(for_device(device.type()));
+  // Calls start(inner group) and tracks its work: works of calls that NCCL coalesces come at their end.
+  template <class Start>
+  WorkPtr forward(at::Device device, Start&& start) {
+    WorkPtr work = start(for_device(device.type()));
     return device.is_cpu() ? track(std::move(work)) : work;
   }
 
-  // Calls call(inner group) and records it, unless the inner group refuses it. The end of a GPU call is not recorded.
-  template <class InnerCall>
-  WorkPtr forward(const RecordedCall& recorded, at::Device device, InnerCall&& call) {
-    const std::uint64_t record = recorder_.begin(recorded);
+  // The same for a call that hooks see, and that is recorded unless the inner group refuses it. The end of a GPU call
+  // is not recorded.
+  template <class Start>
+  WorkPtr forward(const InnerCall& call, Start&& start) {
+    const HookedCallPtr hooked = hooks_.begin(call.recorded.name, call.verdict, call.inputs, call.outputs);
+    const std::uint64_t record = recorder_.begin(call.recorded);
+    WorkPtr work;
     try {
-      return forward(device, [&](::c10d::Backend& inner) {
-        WorkPtr work = call(inner);
-        return device.is_cpu() ? GroupRecorder::follow(record, std::move(work)) : work;
+      work = forward(call.device, [&](::c10d::Backend& inner) {
+        WorkPtr begun = start(inner);
+        return call.device.is_cpu() ? GroupRecorder::follow(record, std::move(begun)) : begun;
       });
     } catch (const std::exception&) {
-      recorder_.take_back(record, recorded);
+      recorder_.take_back(record, call.recorded);
       throw;
     }
+    CallHooks::end(hooked, work);
+    return work;
   }
 
-  // The same for a call on the device of its inputs.
-  template <class InnerCall>
-  WorkPtr forward(const char* name, at::TensorList inputs, at::TensorList outputs, std::chrono::milliseconds timeout,
-                  InnerCall&& call) {
-    return forward(recorded_call(name, inputs, outputs, timeout), inputs[0].device(), call);
-  }
-
-  template <class InnerCall>
-  WorkPtr forward(const Request& request, InnerCall&& call) {
-    return forward(recorded_call(request), request.device(), call);
+  template <class Start>
+  WorkPtr forward(const Request& request, Start&& start) {
+    const InnerCall call{recorded_call(request), request.device(), request.inputs, request.outputs,
+                         to_string(request.verdict)};
+    return forward(call, start);
   }
 
   // Calls `visit` with each existing group.
@@ -85,6 +95,7 @@ class InnerGroups {
   BackendPtr cpu_;
   std::function<BackendPtr()> make_cuda_;
   GroupRecorder& recorder_;
+  const CallHooks& hooks_;
   std::mutex cuda_mutex_;  // guards the next two
   BackendPtr cuda_;
   std::string uid_;

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "c10d/job/flight_recorder.hpp"
-#include "host/aside.hpp"
+#include "host/detached.hpp"
 #include "zcomm/call_check.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/nccl.hpp"
@@ -29,7 +29,7 @@ class Pulse {
 
   // Beats on a thread of its own until `pulse` ends or is gone: NCCL may keep the rank's thread for longer.
   static void start(const std::shared_ptr<Pulse>& pulse) {
-    run_aside([weak = std::weak_ptr(pulse)] {
+    run_detached([weak = std::weak_ptr(pulse)] {
       for (int number = 1;; ++number) {
         if (const std::shared_ptr<Pulse> living = weak.lock(); living == nullptr || !living->beat(number)) return;
         std::this_thread::sleep_for(kBeat);

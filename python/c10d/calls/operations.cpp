@@ -49,7 +49,8 @@ void check_planned(const PlannedOperation& planned, const Whole& whole, int size
 
 // Checks a planned gather's input; empty: the values are those that are kept.
 void check_gathered(const PlannedOperation& planned, const Whole& input, int size, at::Device device) {
-  TORCH_CHECK_VALUE(!input.empty() || planned.kept, "zcomm: input: expected a tensor, as nothing is kept, got none");
+  TORCH_CHECK_VALUE(!input.empty() || planned.secondary,
+                    "zcomm: input: expected a tensor, as nothing is kept, got none");
   if (input.empty()) return;
   check_whole(input, planned.parts, 1, "input");
   TORCH_CHECK_VALUE(input[0].scalar_type() == planned.dtype && elements_of(input) * size == planned.num_elements,
@@ -59,16 +60,16 @@ void check_gathered(const PlannedOperation& planned, const Whole& input, int siz
 }
 
 // Records the end of a decode of kept values. Events of a graph are of no use outside of it.
-void note_decode(TensorKept& kept, at::Device device) {
-  kept.decoded.reset();
+void note_decode(TensorSecondaryShard& secondary, at::Device device) {
+  secondary.decoded.reset();
   if (device.is_cpu() || is_capturing(current_view(device))) return;
-  kept.decoded.emplace(device.type());
-  kept.decoded->record(current_stream(device));
+  secondary.decoded.emplace(device.type());
+  secondary.decoded->record(current_stream(device));
 }
 
 // Makes the current stream wait for that, before a call may overwrite the values.
-void wait_for_decode(const TensorKept& kept, at::Device device) {
-  if (kept.decoded && !is_capturing(current_view(device))) kept.decoded->block(current_stream(device));
+void wait_for_decode(const TensorSecondaryShard& secondary, at::Device device) {
+  if (secondary.decoded && !is_capturing(current_view(device))) secondary.decoded->block(current_stream(device));
 }
 
 // The callers are FSDP2, DDP's hook and outer steps.
@@ -108,9 +109,9 @@ void check_request(const PlannedOperation& planned, Request& request, int size) 
   const at::Tensor& output = request.outputs[0];
   request.call.collective = planned.collective;
   if (request.leaves_wires) {
-    TORCH_CHECK_VALUE(planned.collective == Collective::all_gather && planned.operation->wires_bytes() > 0,
+    TORCH_CHECK_VALUE(planned.collective == Collective::all_gather && planned.operation->memory().wires > 0,
                       "zcomm: wires: expected a gather in a format, got ", planned.operation->description());
-    check_memory(output, "wires", planned.operation->wires_bytes(), output.device());
+    check_memory(output, "wires", planned.operation->memory().wires, output.device());
   }
   switch (planned.collective) {
     case Collective::all_gather:
@@ -137,6 +138,12 @@ void check_request(const PlannedOperation& planned, Request& request, int size) 
 Whole whole_of(TensorOrParts given) {
   if (auto* const parts = std::get_if<Whole>(&given)) return std::move(*parts);
   return {std::get<at::Tensor>(std::move(given))};
+}
+
+const Gather& gather_of(const PlannedOperation& planned) {
+  const auto* const gather = dynamic_cast<const Gather*>(planned.operation.get());
+  TORCH_CHECK_VALUE(gather != nullptr, "zcomm: operation: expected a gather, got ", planned.operation->description());
+  return *gather;
 }
 
 PlanOrVerdict plan(CompressedCalls& calls, Request request, const PolicyOverride* formats, const PlannedPtr& like) {
@@ -198,14 +205,14 @@ WorkPtr run(const PlannedOperation& planned, std::optional<TensorOrParts> result
                     planned.residual_format ? "one" : "none", ", as was planned, got ", residual ? "one" : "none");
   if (residual) {
     const auto& [data, decay, is_empty] = *residual;
-    check_memory(data, "residual", planned.operation->residual_bytes(), device);
+    check_memory(data, "residual", planned.operation->memory().residual, device);
     request.feedback = Feedback{static_cast<std::byte*>(data.data_ptr()), *planned.residual_format, decay, is_empty};
     request.memory.push_back(data);
   }
-  if (planned.kept) {
-    check_memory(planned.kept->data, "kept", planned.operation->kept_bytes(), device);
-    request.memory.push_back(planned.kept->data);
-    wait_for_decode(*planned.kept, device);
+  if (planned.secondary) {
+    check_memory(planned.secondary->data, "secondary", planned.operation->memory().secondary, device);
+    request.memory.push_back(planned.secondary->data);
+    wait_for_decode(*planned.secondary, device);
   }
   // Of the sums: gradients that are reduced where they are may be narrower, and an exact call would have these bytes.
   request.call.dtype = dtype_of(request.leaves_wires ? planned.dtype : request.outputs[0].scalar_type());
@@ -218,7 +225,7 @@ void decode(const PlannedOperation& planned, TensorOrParts whole, const at::Tens
   const BackendPtr group = group_of(planned);
   const Whole output = whole_of(std::move(whole));
   check_planned(planned, output, planned.calls->size(), "output");
-  check_memory(wires, "wires", planned.operation->wires_bytes(), output[0].device());
+  check_memory(wires, "wires", planned.operation->memory().wires, output[0].device());
   std::vector<TensorView> slots;
   add_segments(slots, output, planned.calls->size());
   Arguments arguments;
@@ -226,8 +233,8 @@ void decode(const PlannedOperation& planned, TensorOrParts whole, const at::Tens
   arguments.wires = {static_cast<std::byte*>(wires.data_ptr()), wires.nbytes()};
   const at::Device device = output[0].device();
   const c10::DeviceGuard on_device(device);
-  planned.operation->decode(codec_of(output[0]), arguments, current_view(device));
-  if (planned.kept) note_decode(*planned.kept, device);
+  gather_of(planned).decode(codec_of(output[0]), arguments, current_view(device));
+  if (planned.secondary) note_decode(*planned.secondary, device);
 }
 
 WorkPtr prepare(CompressedCalls& calls, const std::vector<std::tuple<PlannedPtr, at::Tensor, SitePtr>>& gathers,
@@ -236,21 +243,21 @@ WorkPtr prepare(CompressedCalls& calls, const std::vector<std::tuple<PlannedPtr,
   Request request;
   request.type = ::c10d::OpType::_ALLGATHER_BASE;
   request.settings = {{}, calls.options().timeout, async};
-  std::vector<OperationPtr> operations;
+  std::vector<GatherPtr> operations;
   for (const auto& [planned, input, site] : gathers) {
-    TORCH_CHECK_VALUE(planned && planned->group.lock().get() == &calls.group() && planned->kept,
+    TORCH_CHECK_VALUE(planned && planned->group.lock().get() == &calls.group() && planned->secondary,
                       "zcomm: gathers: expected operations of this group that keep values, got another one");
     TORCH_CHECK_VALUE(!input.is_cpu(), "zcomm: gathers: expected tensors on a GPU, got one on cpu: there sizes ",
                       "are sent with each gather");
-    check_memory(planned->kept->data, "kept", planned->operation->kept_bytes(), input.device());
+    check_memory(planned->secondary->data, "secondary", planned->operation->memory().secondary, input.device());
     const std::int64_t num_elements = planned->num_elements / calls.size();
     TORCH_CHECK_VALUE(input.is_contiguous() && input.scalar_type() == planned->dtype && input.numel() == num_elements,
                       "zcomm: gathers: expected ", num_elements, " contiguous ", planned->dtype,
                       ", as was planned, got ", input.numel(), input.is_contiguous() ? " contiguous " : " ",
                       input.scalar_type());
-    operations.push_back(planned->operation);
+    operations.push_back(std::dynamic_pointer_cast<Gather>(planned->operation));
     request.inputs.push_back(input);
-    request.outputs.push_back(planned->kept->data);
+    request.outputs.push_back(planned->secondary->data);
     request.shares.emplace_back(site, planned->operation->num_chunks());  // one header per chunk
   }
   return calls.launch(std::move(request), make_preparation(std::move(operations)));

@@ -17,14 +17,14 @@ namespace zcomm::c10d_binding {
 using TensorOrParts = std::variant<at::Tensor, std::vector<at::Tensor>>;
 std::vector<at::Tensor> whole_of(TensorOrParts given);
 
-// Kept values in a tensor, and the end of their last decode on a GPU, which later calls wait for.
-struct TensorKept : Kept {
+// Secondary shard in a tensor, and the end of its last decode on a GPU, which later calls wait for.
+struct TensorSecondaryShard : SecondaryShard {
   void hold(at::Tensor tensor) {
     memory = {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
     data = std::move(tensor);
   }
 
-  at::Tensor data;  // uint8 [kept_bytes of the operation], on the device of the calls
+  at::Tensor data;  // uint8 [secondary_bytes of the operation], on the device of the calls
   std::optional<c10::Event> decoded;
 };
 
@@ -46,9 +46,11 @@ struct PlannedOperation : PlanKey {
   c10::weak_intrusive_ptr<::c10d::Backend> group;
   CompressedCalls* calls;  // the group's, while there is one
   OperationPtr operation;
-  std::shared_ptr<TensorKept> kept;
+  std::shared_ptr<TensorSecondaryShard> secondary;
 };
 using PlannedPtr = std::shared_ptr<PlannedOperation>;
+// Returns the gather that was planned. Throws ValueError if that is no gather.
+const Gather& gather_of(const PlannedOperation& planned);
 // A planned operation, or why the call stays exact.
 using PlanOrVerdict = std::variant<PlannedPtr, Verdict>;
 

@@ -34,7 +34,7 @@ struct ZcommOptions : ::c10d::Backend::Options {
 // properties, repr, environment variables, overrides and the handshake follow from it.
 template <class Visit>
 void for_each_field(Visit&& visit) {
-  visit("policy", &Policy::choice);
+  visit("compress", &Policy::choice);
   visit("all_gather", &Policy::all_gather);
   visit("reduce_scatter", &Policy::reduce_scatter);
   visit("all_reduce", &Policy::all_reduce);

@@ -16,27 +16,29 @@ void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::T
 template <class Check, class Forward>
 WorkPtr ProcessGroup::coalesced(const char* name, std::vector<Request> requests, const std::vector<at::Tensor>& outputs,
                                 Check&& check, Forward&& forward) {
-  std::vector<Verdict> verdicts;
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    verdicts.push_back(compressed_.decide(requests[i]));
-    if (verdicts[i] == Verdict::compressed) check(i);
+    requests[i].verdict = compressed_.decide(requests[i]);
+    if (requests[i].verdict == Verdict::compressed) check(i);
   }
-  for (std::size_t i = 0; i < requests.size(); ++i) compressed_.count(requests[i].call, verdicts[i]);
+  for (const Request& request : requests) compressed_.count(request.call, request.verdict);
   std::vector<WorkPtr> works;
   std::vector<at::Tensor> exact_inputs, exact_outputs;
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    if (verdicts[i] == Verdict::compressed) {
-      works.push_back(compressed_.launch(std::move(requests[i])));
+  Verdict first_exact{};
+  for (Request& request : requests) {
+    if (request.verdict == Verdict::compressed) {
+      works.push_back(compressed_.launch(std::move(request)));
     } else {
-      exact_inputs.push_back(requests[i].inputs[0]);
-      exact_outputs.push_back(requests[i].outputs[0]);
+      if (exact_inputs.empty()) first_exact = request.verdict;
+      exact_inputs.push_back(request.inputs[0]);
+      exact_outputs.push_back(request.outputs[0]);
     }
   }
   if (!exact_inputs.empty()) {
     const auto timeout = requests[0].settings.timeout;
-    works.push_back(inner_.forward(name, exact_inputs, exact_outputs, timeout, [&](::c10d::Backend& inner) {
-      return forward(inner, exact_outputs, exact_inputs);
-    }));
+    const InnerCall call{recorded_call(name, exact_inputs, exact_outputs, timeout), exact_inputs[0].device(),
+                         exact_inputs, exact_outputs, to_string(first_exact)};
+    works.push_back(
+        inner_.forward(call, [&](::c10d::Backend& inner) { return forward(inner, exact_outputs, exact_inputs); }));
   }
   std::erase(works, WorkPtr());  // of a synchronous call NCCL returns none
   if (works.empty()) return {};

@@ -11,12 +11,14 @@ ProcessGroup::ProcessGroup(BackendPtr exact_cpu, c10::intrusive_ptr<ZcommOptions
       options_(std::move(options)),
       hooks_(std::move(hooks)),
       recorder_(*this, options_->global_ranks_in_group),
-      inner_(std::move(exact_cpu), hooks_.make_exact_cuda, recorder_),
+      call_hooks_(*this),
+      inner_(std::move(exact_cpu), hooks_.make_exact_cuda, recorder_, call_hooks_),
       compressed_(
           *this, options_, [this] { return make_host_transport(); },
           [this] { return connect_nccl(*this, hooks_, *options_, compressed_.topology(), errors_); }, inner_, recorder_,
-          hooks_, errors_),
+          call_hooks_, hooks_, errors_),
       messages_(*this, options_, inner_, compressed_, hooks_.message_store, *errors_) {
+  errors_->on_first([](const std::string& group, const std::string& error) { CallHooks::abort(group, error); });
   init();
 }
 
@@ -50,7 +52,7 @@ WorkPtr ProcessGroup::allreduce_sparse(std::vector<at::Tensor>& tensors, const :
   check_any(tensors, "tensors");
   begin_exact({});
   const RecordedCall recorded = recorded_call("all_reduce", {}, {}, timeout_of(opts));
-  return inner_.forward(recorded, tensors[0].device(),
+  return inner_.forward({recorded, tensors[0].device(), tensors, tensors},
                         [&](::c10d::Backend& inner) { return inner.allreduce_sparse(tensors, opts); });
 }
 
@@ -58,7 +60,8 @@ WorkPtr ProcessGroup::reduce(std::vector<at::Tensor>& tensors, const ::c10d::Red
   check_one(tensors);
   if (getSize() > 1) check_no_gaps(tensors[0]);
   begin_exact(tensors);
-  return inner_.forward("reduce", tensors, tensors, timeout_of(opts),
+  const RecordedCall recorded = recorded_call("reduce", tensors, tensors, timeout_of(opts));
+  return inner_.forward({recorded, tensors[0].device(), tensors, tensors},
                         [&](::c10d::Backend& inner) { return inner.reduce(tensors, opts); });
 }
 
@@ -68,7 +71,9 @@ WorkPtr ProcessGroup::allgather_coalesced(std::vector<std::vector<at::Tensor>>& 
   begin_exact(inputs);
   RecordedCall recorded = recorded_call("all_gather_into_tensor_coalesced", inputs, {}, timeout_of(opts));
   recorded.out_elements = recorded.in_elements * getSize();
-  return inner_.forward(recorded, inputs[0].device(),
+  std::vector<at::Tensor> all;
+  for (const auto& list : outputs) all.insert(all.end(), list.begin(), list.end());
+  return inner_.forward({recorded, inputs[0].device(), inputs, all},
                         [&](::c10d::Backend& inner) { return inner.allgather_coalesced(outputs, inputs, opts); });
 }
 
@@ -80,7 +85,7 @@ WorkPtr ProcessGroup::barrier(const ::c10d::BarrierOptions& opts) {
   if (on_gpu) compressed_.join();
   const at::DeviceType type = on_gpu ? at::kCUDA : at::kCPU;
   const RecordedCall recorded = recorded_call("all_reduce_barrier", {}, {}, timeout_of(opts));
-  return inner_.forward(recorded, type, [&](::c10d::Backend& inner) { return inner.barrier(opts); });
+  return inner_.forward({recorded, type}, [&](::c10d::Backend& inner) { return inner.barrier(opts); });
 }
 
 void ProcessGroup::monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wait_all_ranks) {

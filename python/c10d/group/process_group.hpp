@@ -148,6 +148,7 @@ class ProcessGroup final : public ::c10d::Backend {
   PythonHooks hooks_;
   const std::shared_ptr<GroupErrors> errors_ = std::make_shared<GroupErrors>(getRank());
   GroupRecorder recorder_;
+  CallHooks call_hooks_;
   InnerGroups inner_;
   std::once_flag shutdown_once_;
   BackendPtr last_split_;

@@ -36,19 +36,20 @@ int compressed_tag(const std::string& content) {
 // Work of a message, or of coalesced ones: decodes them once they have arrived.
 class SendRecv::MessageWork final : public ::c10d::Work {
  public:
-  // `words`: of a message alone on a CPU, for its error.
-  MessageWork(SendRecv& all, ::c10d::OpType type, WorkPtr inner, std::vector<Message> messages, std::string words = {})
+  // `signature`: of a message alone on a CPU, for its error.
+  MessageWork(SendRecv& all, ::c10d::OpType type, WorkPtr inner, std::vector<Message> messages,
+              std::string signature = {})
       : Work(-1, type),
         group_(BackendPtr::unsafe_reclaim_from_nonowning(&all.group_)),
         all_(all),
         inner_(std::move(inner)),
         messages_(std::move(messages)),
-        words_(std::move(words)) {}
+        signature_(std::move(signature)) {}
   ~MessageWork() override { all_.watch_.end(call_); }
 
   void watch(int kind, const CallWatch::Channel& between, int peer) {
     peer_ = peer;
-    call_ = all_.watch_.begin(words_, static_cast<std::uint64_t>(kind), {&between, 1},
+    call_ = all_.watch_.begin(signature_, static_cast<std::uint64_t>(kind), {&between, 1},
                               [differs = differs_, inner = inner_, &all = all_](const std::string& difference) {
                                 all.fail(difference);
                                 *differs = true;
@@ -106,7 +107,8 @@ class SendRecv::MessageWork final : public ::c10d::Work {
       if (!*differs_) decode();
     } catch (const std::exception& failed) {
       error = std::current_exception();
-      if (!words_.empty()) error = all_.errors_.record(TransportError(words_ + " did not move: " + failed.what()));
+      if (!signature_.empty())
+        error = all_.errors_.record(TransportError(signature_ + " did not move: " + failed.what()));
     }
     if (*differs_) error = all_.failure();
     finish(std::move(error));
@@ -131,7 +133,7 @@ class SendRecv::MessageWork final : public ::c10d::Work {
   int peer_ = CallWatch::kNobody;
   std::timed_mutex waiting_;  // guards the next two; held by a thread that waits
   std::vector<Message> messages_;
-  const std::string words_;
+  const std::string signature_;
   std::optional<c10::Event> decoded_;  // end of decoding on a GPU
 };
 
@@ -258,16 +260,18 @@ WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, in
   RecordedCall recorded = recorded_call(is_send ? "send" : "recv", tensors, tensors, options_->timeout);
   recorded.peer = peer;
   recorded.tag = tag;
-  return inner_.forward(recorded, tensor.device(), [&](::c10d::Backend& inner) -> WorkPtr {
+  const InnerCall call{recorded, tensor.device(), is_send ? at::TensorList(tensors) : at::TensorList(),
+                       is_send ? at::TensorList() : at::TensorList(tensors), format ? "compressed" : "other"};
+  return inner_.forward(call, [&](::c10d::Backend& inner) -> WorkPtr {
     WorkPtr work = is_send ? inner.send(moved, peer, inner_tag) : inner.recv(moved, peer, inner_tag);
     if (!tensor.is_cpu() && (messages.empty() || inner_.is_coalescing())) {
       std::ranges::move(messages, std::back_inserter(coalesced_));
       return work;
     }
-    std::string words = "message " + std::to_string(between.from) + " to " + std::to_string(between.to) + content;
-    if (!tensor.is_cpu()) words.clear();
+    std::string signature = "message " + std::to_string(between.from) + " to " + std::to_string(between.to) + content;
+    if (!tensor.is_cpu()) signature.clear();
     auto message =
-        c10::make_intrusive<MessageWork>(*this, type, std::move(work), std::move(messages), std::move(words));
+        c10::make_intrusive<MessageWork>(*this, type, std::move(work), std::move(messages), std::move(signature));
     if (tensor.is_cpu()) message->watch(inner_tag, between, peer);
     return message;
   });

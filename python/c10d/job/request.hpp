@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "stats.hpp"
+#include "zcomm/gather.hpp"
 #include "zcomm/operation.hpp"
 
 namespace zcomm::c10d_binding {
@@ -32,6 +33,7 @@ struct Request {
   at::Device device() const { return (outputs.empty() ? inputs : outputs)[0].device(); }
 
   Call call;              // what the policy decides about
+  Verdict verdict{};      // what it has decided
   ::c10d::OpType type{};  // torch's name
   CallSettings settings;  // of a planned operation without the formats, which it has
   // Held until the call is done. The gathered, scattered or reduced tensor is one, one for each rank in a list, or one

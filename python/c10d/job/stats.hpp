@@ -34,7 +34,7 @@ struct Stats {
 
   std::array<std::array<Calls, kNumVerdicts>, kCollectives.size()> by_verdict;
   std::array<CallStats, kCollectives.size()> cost_of;
-  Calls rehearsals;  // of policy="auto", on scratch; counted nowhere else
+  Calls rehearsals;  // of compress="auto", on scratch; counted nowhere else
   CallStats rehearsals_cost;
   Calls others;  // calls that the policy does not decide about
   // Whether ranks of the node share memory: "" before the first call that asks, "shared", or why they do not.

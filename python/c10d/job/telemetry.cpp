@@ -135,16 +135,17 @@ void Telemetry::count(const Job& job, const std::string& site, std::span<const C
   for (const auto& [link, format, encoded] :
        encoded_by(communicator, job.call.collective, slots, formats, job.operation->min_bytes())) {
     if (encoded.empty() || format.kind == ElementKind::exact) continue;
-    const LossKey loss{key.first, key.second, link, format.to_string()};
-    const ConstTensorView values = piece_of(encoded, losses_[loss].samples, block_of(format));
+    const ErrorKey error_key{key.first, key.second, link, format.to_string()};
+    const ConstTensorView values = piece_of(encoded, errors_[error_key].samples, block_of(format));
     // A gathered or exchanged value is rounded to its type again; the terms of a sum are float32.
     const bool is_sum =
         job.call.collective == Collective::reduce_scatter || job.call.collective == Collective::all_reduce;
-    sample(loss, values, format, is_sum ? DType::float32 : values.dtype, job.outputs[0].device(), communicator, stream);
+    sample(error_key, values, format, is_sum ? DType::float32 : values.dtype, job.outputs[0].device(), communicator,
+           stream);
   }
 }
 
-void Telemetry::sample(const LossKey& key, ConstTensorView values, BlockFormat format, DType decoded_dtype,
+void Telemetry::sample(const ErrorKey& key, ConstTensorView values, BlockFormat format, DType decoded_dtype,
                        at::Device device, Communicator& communicator, StreamView stream) {
   const std::int64_t block = block_of(format);
   const std::int64_t num_blocks = (values.num_elements + block - 1) / block;
@@ -156,10 +157,10 @@ void Telemetry::sample(const LossKey& key, ConstTensorView values, BlockFormat f
     return result;
   };
   const at::Tensor measured = measure(through({}, DType::float32), through(format, decoded_dtype).to(at::kFloat));
-  Loss& loss = losses_[key];
-  ++loss.samples;
-  loss.elements += static_cast<double>(values.num_elements);
-  loss.blocks += static_cast<double>(num_blocks);
+  QuantizationError& error = errors_[key];
+  ++error.samples;
+  error.elements += static_cast<double>(values.num_elements);
+  error.blocks += static_cast<double>(num_blocks);
   const auto [found, is_new] = measures_.try_emplace({key, device.type(), stream.handle}, measured);
   if (is_new) return;
   const at::Tensor& measures = found->second;
@@ -167,11 +168,11 @@ void Telemetry::sample(const LossKey& key, ConstTensorView values, BlockFormat f
   measures.add_(measured)[6].copy_(largest);
 }
 
-std::map<LossKey, Loss> Telemetry::read() {
+std::map<ErrorKey, QuantizationError> Telemetry::read() {
   const c10::InferenceMode plain_tensors;
   const std::lock_guard lock(mutex_);
-  std::map<LossKey, Loss> losses = losses_;
-  for (auto& [key, loss] : losses) loss.calls = calls_.at({std::get<0>(key), std::get<1>(key)});
+  std::map<ErrorKey, QuantizationError> errors = errors_;
+  for (auto& [key, error] : errors) error.calls = calls_.at({std::get<0>(key), std::get<1>(key)});
   for (const auto& [key_and_stream, measures] : measures_) {
     // Waits for the stream of the measures: the copy below runs on the current stream.
     if (const at::Device device = measures.device(); !device.is_cpu()) {
@@ -179,12 +180,12 @@ std::map<LossKey, Loss> Telemetry::read() {
     }
     const at::Tensor on_host = measures.cpu();
     const double* values = on_host.const_data_ptr<double>();
-    std::array<double, 7>& sums = losses.at(std::get<0>(key_and_stream)).measures;
+    std::array<double, 7>& sums = errors.at(std::get<0>(key_and_stream)).measures;
     const double largest = std::max(sums[6], values[6]);
     for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += values[i];
     sums[6] = largest;
   }
-  return losses;
+  return errors;
 }
 
 }  // namespace zcomm::c10d_binding

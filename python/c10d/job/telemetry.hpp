@@ -23,7 +23,7 @@ namespace zcomm::c10d_binding {
 
 // Sums over the samples of one site in one format. A block without scales counts as 256 elements. Blocks with a NaN or
 // infinity are counted, but not added to the measures.
-struct Loss {
+struct QuantizationError {
   std::uint64_t calls = 0;  // of the site in all formats
   std::uint64_t samples = 0;
   double elements = 0;
@@ -34,7 +34,7 @@ struct Loss {
   std::array<double, 7> measures{};
 };
 // Collective, site, hop ("intra_node" or "inter_node"; "all" of an all-gather, which has one format), and format.
-using LossKey = std::tuple<Collective, std::string, std::string, std::string>;
+using ErrorKey = std::tuple<Collective, std::string, std::string, std::string>;
 
 class Telemetry final : public Observer {
  public:
@@ -47,7 +47,7 @@ class Telemetry final : public Observer {
   void starts(const Job& job, Communicator& communicator, StreamView stream) override;
 
   // Returns all samples so far, by site. Blocks the host until the devices are done with them. Thread-safe.
-  std::map<LossKey, Loss> read();
+  std::map<ErrorKey, QuantizationError> read();
 
  private:
   // Counts a segment. `site` is the caller's name; empty: "<collective> of <elements> <dtype>" of the whole tensor, or
@@ -55,15 +55,15 @@ class Telemetry final : public Observer {
   // reduce-scatter sends to each rank, or the tensor of an all-reduce.
   void count(const Job& job, const std::string& site, std::span<const ConstTensorView> slots, HopFormats formats,
              Communicator& communicator, StreamView stream);
-  void sample(const LossKey& key, ConstTensorView values, BlockFormat format, DType decoded_dtype, at::Device device,
+  void sample(const ErrorKey& key, ConstTensorView values, BlockFormat format, DType decoded_dtype, at::Device device,
               Communicator& communicator, StreamView stream);
 
   const std::int64_t every_;
   std::mutex mutex_;
   std::map<std::pair<Collective, std::string>, std::uint64_t> calls_;  // by site
-  std::map<LossKey, Loss> losses_;                                     // but for their calls and measures
+  std::map<ErrorKey, QuantizationError> errors_;                       // but for their calls and measures
   // Measures by stream, on its device: two streams never write the same tensor. Calls on CPU tensors have a null one.
-  std::map<std::tuple<LossKey, at::DeviceType, void*>, at::Tensor> measures_;
+  std::map<std::tuple<ErrorKey, at::DeviceType, void*>, at::Tensor> measures_;
 };
 
 }  // namespace zcomm::c10d_binding

@@ -122,7 +122,7 @@ struct Policy {
   std::vector<GroupRule> groups;  // sorted by pattern: all that match count
   // Raises if a floating-point collective of at least min_bytes stays exact although its format is not.
   bool strict = false;
-  // Why all calls stay exact, where a plan has decided it already. No option: kept_exact() in Python sets it.
+  // Why all calls stay exact, where a plan has decided it already. No option: forced_exact() in Python sets it.
   std::optional<Verdict> exact_because;
   // The caller knows that its calls carry weights or gradients. No option: known() in Python sets it.
   bool known = false;

@@ -12,7 +12,7 @@
 
 namespace zcomm {
 
-// Rule of policy="auto" for the fastest way to carry out calls of one kind. It counts in integers, so that ranks with
+// Rule of compress="auto" for the fastest way to carry out calls of one kind. It counts in integers, so that ranks with
 // equal numbers decide alike.
 inline constexpr int kLeastGainPercent = 3;  // of the faster time; below it calls stay exact, or in two hops
 

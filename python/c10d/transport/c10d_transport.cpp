@@ -67,7 +67,7 @@ void C10dTransport::begin(const std::string& call, std::span<const int> peers, s
     ++num_calls_[static_cast<std::size_t>(peer)];
   }
   watched_.push_back(
-      watch_.begin(call_words(call), call_fingerprint(call), channels, [this](const std::string& difference) {
+      watch_.begin(signature_text(call), call_fingerprint(call), channels, [this](const std::string& difference) {
         {
           const std::lock_guard lock(mutex_);
           difference_ = difference;
@@ -90,12 +90,12 @@ int C10dTransport::next_tag(int& count, std::size_t num_bytes, std::int64_t num_
 }
 
 int C10dTransport::tag_of(const Send& send) {
-  return next_tag(num_sent_[static_cast<std::size_t>(send.peer)], send.has_limit ? 0 : send.num_bytes,
+  return next_tag(num_sent_[static_cast<std::size_t>(send.peer)], send.has_upper_bound ? 0 : send.num_bytes,
                   send.num_elements, rank(), send.peer);
 }
 
 int C10dTransport::tag_of(const Recv& recv) {
-  return next_tag(num_received_[static_cast<std::size_t>(recv.peer)], recv.is_limit ? 0 : recv.num_bytes,
+  return next_tag(num_received_[static_cast<std::size_t>(recv.peer)], recv.is_upper_bound ? 0 : recv.num_bytes,
                   recv.num_elements, recv.peer, rank());
 }
 
@@ -130,7 +130,7 @@ void C10dTransport::share(std::span<const Send> sends, std::span<const Recv> rec
   MemoryChannels& channels = memory_->channels();
   for (const Recv& recv : recvs) {
     if (recv.num_bytes == 0 || !is_shared(recv.peer)) continue;
-    channels.recv(memory_->local_rank(recv.peer), recv.data, recv.num_bytes, recv.is_limit,
+    channels.recv(memory_->local_rank(recv.peer), recv.data, recv.num_bytes, recv.is_upper_bound,
                   static_cast<std::uint32_t>(tag_of(recv)), batch, recv.place);
   }
   std::vector<int> peers;

@@ -26,11 +26,11 @@ CallWatch::~CallWatch() {
   if (thread_.joinable()) thread_.join();
 }
 
-CallWatch::Id CallWatch::begin(std::string words, std::uint64_t kind, std::span<const Channel> channels,
+CallWatch::Id CallWatch::begin(std::string signature, std::uint64_t kind, std::span<const Channel> channels,
                                std::function<void(const std::string&)> on_difference) {
   const std::lock_guard lock(mutex_);
   Call& call = calls_[++num_begun_];
-  call.words = std::move(words);
+  call.signature = std::move(signature);
   call.kind = kind;
   call.on_difference = std::move(on_difference);
   for (const Channel& channel : channels) {
@@ -82,11 +82,11 @@ bool CallWatch::meet(const Call& one, const Call& other) {
   });
 }
 
-// For each call a line of its words, and one of its kind and its numbers.
+// For each call a line of its signature, and one of its kind and its numbers.
 std::string CallWatch::text_of(const Calls& calls) {
   std::ostringstream text;
   for (const auto& [id, call] : calls) {
-    text << call.words << "\n" << call.kind;
+    text << call.signature << "\n" << call.kind;
     for (const auto& [channel, number] : call.numbers) {
       text << " " << channel.from << " " << channel.to << " " << channel.tag << " " << number;
     }
@@ -98,9 +98,9 @@ std::string CallWatch::text_of(const Calls& calls) {
 CallWatch::Calls CallWatch::parse(const std::string& text) {
   Calls calls;
   std::istringstream lines(text);
-  for (std::string words, pairs; std::getline(lines, words) && std::getline(lines, pairs);) {
+  for (std::string signature, pairs; std::getline(lines, signature) && std::getline(lines, pairs);) {
     Call& call = calls[calls.size()];
-    call.words = words;
+    call.signature = signature;
     std::istringstream numbers(pairs);
     numbers >> call.kind;
     Channel channel{};
@@ -120,7 +120,7 @@ std::optional<CallWatch::Difference> CallWatch::compare(::c10d::Store& store, co
     if (call.differs) continue;
     for (const auto& [other_id, other] : theirs) {
       if (call.kind != other.kind && meet(call, other))
-        return Difference{id, describe_difference(rank, call.words, peer, other.words)};
+        return Difference{id, describe_difference(rank, call.signature, peer, other.signature)};
     }
   }
   return std::nullopt;
@@ -140,7 +140,7 @@ std::set<int> CallWatch::overdue() {
 }
 
 void CallWatch::tell(const Difference& difference) {
-  const auto& [id, words] = difference;
+  const auto& [id, signature] = difference;
   std::function<void(const std::string&)> on_difference;
   {
     const std::lock_guard lock(mutex_);
@@ -150,7 +150,7 @@ void CallWatch::tell(const Difference& difference) {
     call->second.peer = kNobody;
     on_difference = std::exchange(call->second.on_difference, {});
   }
-  on_difference(words);
+  on_difference(signature);
 }
 
 void CallWatch::watch() {
@@ -162,7 +162,7 @@ void CallWatch::watch() {
       lock.unlock();
       auto& answer = asked[peer];
       try {
-        if (!answer.valid()) answer = run_aside(difference_to(peer));
+        if (!answer.valid()) answer = run_detached(difference_to(peer));
         if (answer.wait_for(kPatience) == std::future_status::ready) {
           if (const auto difference = answer.get()) tell(*difference);
         }

@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "c10d/base/pointers.hpp"
-#include "host/aside.hpp"
+#include "host/detached.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -27,7 +27,7 @@ template <class Request>
 auto ask(Request request) noexcept -> std::optional<decltype(request())> {
   constexpr std::chrono::seconds kStorePatience{2};
   try {
-    auto answer = run_aside(std::move(request));
+    auto answer = run_detached(std::move(request));
     if (answer.wait_for(kStorePatience) == std::future_status::ready) return answer.get();
   } catch (const std::exception&) {
     // The store failed or did not answer.
@@ -53,8 +53,8 @@ class CallWatch {
   ~CallWatch();
 
   // Records the next call of this rank on each channel. Calls of different `kind` never match. `on_difference` receives
-  // both calls in words, at most once, on a thread of this object that starts with the first call, or of a caller.
-  Id begin(std::string words, std::uint64_t kind, std::span<const Channel> channels,
+  // both calls as signatures, at most once, on a thread of this object that starts with the first call, or of a caller.
+  Id begin(std::string signature, std::uint64_t kind, std::span<const Channel> channels,
            std::function<void(const std::string&)> on_difference);
   // Records that this rank waits for `peer` in a call.
   void wait_for(Id call, int peer);
@@ -68,10 +68,10 @@ class CallWatch {
   std::string find_difference(int peer);
 
  private:
-  using Difference = std::pair<Id, std::string>;  // a call, and in words it and the peer's
+  using Difference = std::pair<Id, std::string>;  // a call, and both signatures: its own and the peer's
   using Clock = std::chrono::steady_clock;
   struct Call {
-    std::string words;
+    std::string signature;
     std::uint64_t kind = 0;
     std::map<Channel, std::uint64_t> numbers = {};
     std::function<void(const std::string&)> on_difference = {};

@@ -133,7 +133,7 @@ class CudaLossless final : public LosslessCodec {
           pieces.push_back(piece);
           const bool sets = job.status == nullptr;
           finishes.push_back({piece, job.spoiled.data, static_cast<std::uint64_t>(job.spoiled.num_elements),
-                              sets ? nullptr : job.hash, sets ? job.hash : nullptr, job.status, kKeptError,
+                              sets ? nullptr : job.hash, sets ? job.hash : nullptr, job.status, kSecondaryError,
                               nan_of(piece.dtype)});
         },
         [&] {

@@ -298,7 +298,7 @@ void HostLosslessCodec::check(std::span<const CheckHash> jobs, StreamView) const
     if (job.status == nullptr) {
       *job.hash = hash_now;
     } else if (hash_now != *job.hash) {
-      *job.status |= kKeptError;
+      *job.status |= kSecondaryError;
       fill_with_nan(job.spoiled);
     }
   }

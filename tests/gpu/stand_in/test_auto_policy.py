@@ -1,4 +1,4 @@
-"""`policy="auto"` on GPU tensors: rehearsals wait for the stream, and are refused where that cannot be."""
+"""`compress="auto"` on GPU tensors: rehearsals wait for the stream, and are refused where that cannot be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.stand_in import Gather, dist, host, run, torch, values, worlds, zcomm
 
-AUTO = worlds.options(policy="auto", all_reduce="int8:64")
+AUTO = worlds.options(compress="auto", all_reduce="int8:64")
 
 
 def exact_calls_are_free() -> None:
@@ -106,7 +106,7 @@ def test_a_rehearsal_is_not_coalesced() -> None:
         ):
             gather()
 
-    run(body, 2, options=worlds.options(policy="auto", forms="in_place,coalesced"))
+    run(body, 2, options=worlds.options(compress="auto", forms="in_place,coalesced"))
 
 
 def test_steps_wait_for_the_gpu_at_the_marks_of_blocks_alone() -> None:

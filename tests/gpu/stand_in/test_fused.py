@@ -70,7 +70,7 @@ def test_gradients_are_held_until_the_buffer_is_dropped(dtype: torch.dtype) -> N
             assert isinstance(plan, _c10d.Operation)
             host.close_gate()  # the reduction begins when it opens
             plan.run(output, parts, op)
-            deferred.buffer.spend_gradients()
+            deferred.buffer.release_gradients()
             del parts
             after(made)
             host.open_gate()
@@ -103,7 +103,7 @@ def test_a_gather_waits_for_the_decode_of_wires_that_it_overwrites() -> None:
         assert isinstance(plan, _c10d.Operation)
         plan.run(host.as_cuda(memory), host.as_cuda(first)).wait()
         host.synchronize()
-        keeping = plan.keeping(host.as_cuda(torch.zeros(plan.kept_bytes, dtype=torch.uint8)))
+        keeping = plan.bound_to(host.as_cuda(torch.zeros(plan.secondary_bytes, dtype=torch.uint8)))
         wires = [host.as_cuda(torch.zeros(plan.wires_bytes, dtype=torch.uint8)) for _ in range(2)]
         host.set_stream(REDUCE)
         keeping.run(None, host.as_cuda(first), wires=wires[0])

@@ -39,8 +39,8 @@ class Module:
         dtype = torch.uint16 if seed == 1 else torch.bfloat16  # pairs of bytes in one module of a batch
         self.output, self.shard = host.as_cuda(self.memory.view(dtype)), host.as_cuda(self.own.view(dtype))
         self.plan = backend_of(None).plan_lossless(self.output, self.shard)
-        self.kept = torch.zeros(self.plan.kept_bytes, dtype=torch.uint8)
-        self.held = self.plan.keeping(host.as_cuda(self.kept))
+        self.kept = torch.zeros(self.plan.secondary_bytes, dtype=torch.uint8)
+        self.held = self.plan.bound_to(host.as_cuda(self.kept))
         self.site = Site(f"module {seed}", [])
 
     def set(self, step: int) -> None:
@@ -179,8 +179,8 @@ def test_wrong_tensors_are_refused_before_a_byte_moves() -> None:
                 backend.prepare([(module.held, shard, None)])
         with pytest.raises(ValueError, match="gathers: expected at least one, got none"):
             backend.prepare([])
-        short = module.plan.keeping(host.as_cuda(torch.zeros(16, dtype=torch.uint8)))
-        with pytest.raises(ValueError, match=r"kept: expected \d+ contiguous Byte on cuda:0, got 16"):
+        short = module.plan.bound_to(host.as_cuda(torch.zeros(16, dtype=torch.uint8)))
+        with pytest.raises(ValueError, match=r"secondary: expected \d+ contiguous Byte on cuda:0, got 16"):
             short.run(module.output, module.shard)
         module.gather()
         module.check(0)
@@ -231,7 +231,7 @@ def test_a_stray_write_is_an_error_on_every_rank_and_no_wrong_value_is_left() ->
 
 def test_another_generation_is_an_error_on_every_rank() -> None:
     def forget(module: Module) -> None:
-        module.held = module.plan.keeping(module.held.kept)
+        module.held = module.plan.bound_to(module.held.secondary)
 
     for error, _ in run(failing(forget), 4, nodes=[0, 0, 1, 1], **RAISING, group_seconds=15.0):
         assert "differences of slot" in error and "generation 0" in error and "generation 2" in error

@@ -90,7 +90,7 @@ def test_parts_of_parameters_have_the_bits_that_they_have_in_one_buffer() -> Non
 
         plan = backend.plan(host.as_cuda(gathered), host.as_cuda(shard), parts=parts)
         assert isinstance(plan, _c10d.Operation)
-        keeping, wires = plan.keeping(on_gpu(plan.kept_bytes)), on_gpu(plan.wires_bytes)
+        keeping, wires = plan.bound_to(on_gpu(plan.secondary_bytes)), on_gpu(plan.wires_bytes)
         for gather, source in ((plan, shard), (keeping, shard), (keeping, None)):
             gather.run(None, source if source is None else host.as_cuda(source), wires=wires).wait()
             again, apart = torch.zeros_like(gathered), [torch.zeros_like(target) for target in targets]

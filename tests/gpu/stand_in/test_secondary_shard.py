@@ -12,7 +12,7 @@ from zcomm.distributed.groups import backend_of
 from zcomm.fsdp.gather_call import GatherCall, GatherWay
 from zcomm.fsdp.notices import Notices
 from zcomm.fsdp.rule import ModuleStats
-from zcomm.fsdp.secondary_shard import Room, SecondaryShard
+from zcomm.fsdp.secondary_shard import MemoryBudget, SecondaryShard
 
 NODES = [0, 0, 1, 1]
 NUM = 5000
@@ -29,10 +29,10 @@ class Module:
         self.plan = backend_of().plan(self.outputs[0], self.inputs[0])
         self.counted = ModuleStats("", "", elements=0, exempt_elements=0)
         notices, site = Notices("layers.0"), Site("layers.0", [])
-        self.shards = SecondaryShard([], notices, site, self.counted, Room(None), checks=True)
-        self.kept = torch.zeros(self.plan.kept_bytes, dtype=torch.uint8)
+        self.shards = SecondaryShard([], notices, site, self.counted, MemoryBudget(None), checks=True)
+        self.kept = torch.zeros(self.plan.secondary_bytes, dtype=torch.uint8)
         if was_gathered:
-            self.shards._held, self.shards._plan = self.plan.keeping(host.as_cuda(self.kept)), self.plan
+            self.shards._bound, self.shards._plan = self.plan.bound_to(host.as_cuda(self.kept)), self.plan
 
     def set(self, step: int) -> None:
         host.synchronize()

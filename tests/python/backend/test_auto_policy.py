@@ -1,4 +1,4 @@
-"""`policy="auto"`: all ranks decide alike, results are those of either way, and what was decided is told.
+"""`compress="auto"`: all ranks decide alike, results are those of either way, and what was decided is told.
 
 No test knows which way is faster on the machine that it runs on. Where one must, a table that is made up decides.
 """
@@ -26,7 +26,7 @@ from zcomm.distributed.groups import backend_of
 from zcomm.distributed.report import report_of
 from zcomm.distributed.stats import Decision
 
-AUTO = zcomm.Options(policy="auto", min_bytes=1 << 16)  # whatever link this machine has
+AUTO = zcomm.Options(compress="auto", min_bytes=1 << 16)  # whatever link this machine has
 
 
 def decided() -> list[Decision]:
@@ -86,7 +86,7 @@ def test_rehearsals_change_no_tensor_no_seed_and_no_counter_but_their_own() -> N
         torch.testing.assert_close(total, torch.full((2 * NUM,), 3.0), rtol=0.02, atol=0.0)
         stats = zcomm.stats()
         drawn = [decision.compressed for decision in stats.decisions]
-        with zcomm.override(policy="always"):
+        with zcomm.override(compress="always"):
             after = gather(mine())
             zcomm.codec.set_step(7)
             drawn_alone = [gather(mine()) for _ in range(sum(drawn) + 1)]
@@ -101,7 +101,7 @@ def test_rehearsals_change_no_tensor_no_seed_and_no_counter_but_their_own() -> N
         assert 0 < sent.intra_node_bytes < sent.bytes and sent.inter_node_bytes == 0
 
     fields = {"all_gather": "int8:256:stochastic", "all_reduce": "int8:128"}
-    run(body, options=zcomm.Options(policy="auto", min_bytes=1 << 16, **fields), env=sampling())
+    run(body, options=zcomm.Options(compress="auto", min_bytes=1 << 16, **fields), env=sampling())
 
 
 CALLS: dict[str, Callable[[], Any]] = {
@@ -123,7 +123,7 @@ def test_a_table_decides_without_a_rehearsal(call: str, link: str, tmp_path: Pat
     def body() -> tuple[dict[str, int], list[Decision], int]:
         return newly_counted(CALLS[call]), decided(), zcomm.stats().rehearsals.calls
 
-    found = run(body, options=zcomm.Options(policy="auto", decisions=file, **OPT_INS))
+    found = run(body, options=zcomm.Options(compress="auto", decisions=file, **OPT_INS))
     counted, decisions, rehearsals = same_on_all_ranks(found)
     assert {reason.split(": ")[1] for reason in counted} == {"compressed" if link == "slow" else "no_gain"}
     assert [(one.compressed, one.rounds) for one in decisions] == [(link == "slow", 0)]
@@ -139,7 +139,7 @@ def test_ranks_that_read_different_tables_decide_alike(tmp_path: Path) -> None:
 
     def body() -> list[Decision]:
         os.chdir(folders[dist.get_rank()])
-        group = dist.new_group(pg_options=zcomm.Options(policy="auto", decisions="cluster.json"))
+        group = dist.new_group(pg_options=zcomm.Options(compress="auto", decisions="cluster.json"))
         whole = torch.zeros(2 * NUM)
         gather_in_place(whole, group)
         return zcomm.stats(group).decisions
@@ -164,7 +164,7 @@ def test_fsdp2_trains_with_what_was_decided(planned: bool, link: str | None, tmp
         reasons = [*stats.all_gather.exact, *stats.reduce_scatter.exact]
         return stats.decisions, stats.all_gather.calls, stats.reduce_scatter.calls, reasons
 
-    found = run(body, 4, options=options(policy="auto", **fields), nodes=NODES)
+    found = run(body, 4, options=options(compress="auto", **fields), nodes=NODES)
     decisions, gathers, reductions, reasons = same_on_all_ranks(found)
     assert {one.format for one in decisions if one.collective == "all_gather"} == {"int4:64" if planned else "int8:256"}
     if link == "slow":
@@ -197,7 +197,7 @@ def test_gathers_take_one_hop_where_that_is_faster(planned: bool, tmp_path: Path
 
     file = table(tmp_path, (1.0, 0.9, 0.5))
     gathers, reductions = same_on_all_ranks(
-        run(body, 4, options=zcomm.Options(policy="auto", decisions=file), nodes=NODES)
+        run(body, 4, options=zcomm.Options(compress="auto", decisions=file), nodes=NODES)
     )
     assert gathers.compressed and gathers.one_hop and 0 < gathers.one_hop_seconds < gathers.compressed_seconds
     assert "compressed in one hop, as an exact call takes" in str(gathers)
@@ -218,7 +218,7 @@ def test_later_gathers_from_secondary_shards_count(rehearsed: bool, tmp_path: Pa
             assert once == _c10d.Verdict.no_gain and isinstance(twice, _c10d.Operation)
         return decided(), zcomm.stats().rehearsals.calls
 
-    options = zcomm.Options(policy="auto", decisions=file)
+    options = zcomm.Options(compress="auto", decisions=file)
     (once, twice), rehearsals = same_on_all_ranks(run(body, 4, options=options, nodes=NODES))
     assert not once.again and twice.again and ", and again from secondary shards: " in str(twice)
     assert rehearsals == (3 * (once.rounds + 1) + 4 * (twice.rounds + 1) if rehearsed else 0)
@@ -236,7 +236,7 @@ def test_fsdp2_says_which_gathers_come_again(tmp_path: Path) -> None:
         model(batch()).sum().backward()
         return before, {one.again for one in decided() if one.collective == "all_gather"}
 
-    found = run(body, 4, options=options(policy="auto", decisions=file), nodes=NODES)
+    found = run(body, 4, options=options(compress="auto", decisions=file), nodes=NODES)
     assert same_on_all_ranks(found) == ({False}, {False, True})
 
 
@@ -252,7 +252,7 @@ def test_decisions_are_reported(tmp_path: Path) -> None:
         found: list[str] = json.loads((tmp_path / f"{dist.get_rank()}.json").read_text())["decisions"]
         return found
 
-    made = zcomm.Options(policy="auto", decisions=file)
+    made = zcomm.Options(compress="auto", decisions=file)
     (line,) = same_on_all_ranks(run(body, options=made, env=sampling()))
     assert line.startswith("all_gather of 256 KiB and more, float32 in int8:256: compressed, as an exact call takes ")
     assert line.endswith("by the table of decisions")
@@ -264,7 +264,7 @@ def test_the_user_has_the_last_word() -> None:
     def body() -> None:
         with zcomm.exact():
             assert newly_counted(lambda: gather(mine())) == {"all_gather: format_exact": 1}
-        with zcomm.override(policy="always"):
+        with zcomm.override(compress="always"):
             assert newly_counted(lambda: gather(mine())) == {"all_gather: compressed": 1}
         assert newly_counted(lambda: gather(mine(64))) == {"all_gather: min_bytes": 1}
         assert decided() == [] and zcomm.stats().rehearsals.calls == 0

@@ -31,8 +31,8 @@ README = next(folder / "README.md" for folder in Path(__file__).parents if (fold
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"policy": "never"}, ValueError),
-        ({"policy": True}, TypeError),
+        ({"compress": "never"}, ValueError),
+        ({"compress": True}, TypeError),
         ({"decisions": 3}, TypeError),
         ({"decisions": "it's.json"}, ValueError),
         ({"all_gather": "int5:64"}, ValueError),
@@ -103,9 +103,9 @@ def test_override_refuses_what_cannot_change() -> None:
 
 PROGRAM = """import zcomm
 zcomm.Options(all_gather="int8:256", forms=["list"])
-zcomm.override(min_bytes=1, policy="auto")
+zcomm.override(min_bytes=1, compress="auto")
 zcomm.Options(al_gather="int8:256")
-zcomm.Options(policy="sometimes")
+zcomm.Options(compress="sometimes")
 zcomm.override(node_size=1)
 print(zcomm.Options().forms, zcomm.Options().form)
 """
@@ -118,7 +118,7 @@ def test_threads_may_share_an_override() -> None:
     found: dict[str, list[str]] = {}
 
     def in_force() -> list[str]:
-        return [field for field in ("policy", "min_bytes", "all_reduce") if overridden(field) is not None]
+        return [field for field in ("compress", "min_bytes", "all_reduce") if overridden(field) is not None]
 
     def other() -> None:
         with zcomm.override(min_bytes=1):
@@ -128,14 +128,14 @@ def test_threads_may_share_an_override() -> None:
             found["other"] = in_force()
 
     thread = threading.Thread(target=other)
-    with zcomm.override(policy="auto"):
+    with zcomm.override(compress="auto"):
         with shared:
             thread.start()
             assert inside.wait(60)
         found["main"] = in_force()
     may_leave.set()
     thread.join()
-    assert found == {"main": ["policy"], "other": ["min_bytes"]}
+    assert found == {"main": ["compress"], "other": ["min_bytes"]}
     assert in_force() == []
 
 
@@ -166,7 +166,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "options.md"
 
 # Another value than the default for every option: the text of its variable, and the option.
 OTHER_VALUES: dict[str, tuple[str, Any]] = {
-    "policy": ("auto", "auto"),
+    "compress": ("auto", "auto"),
     "all_gather": ("int4:96", "int4:96"),
     "reduce_scatter": ("int8:32/bf16", "int8:32/bf16"),
     "all_reduce": ("bf16", "bf16"),

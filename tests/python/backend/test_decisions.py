@@ -1,4 +1,4 @@
-"""The table of `python -m zcomm_bench measure`: what policy="auto" reads in it, and what becomes of other calls."""
+"""The table of `python -m zcomm_bench measure`: what compress="auto" reads in it, and what becomes of other calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def agreed(found: list[Any]) -> Any:
 def test_a_wrong_file_is_refused_when_the_group_is_made(content: str, text: str, tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text(content)
     with pytest.raises(WorldError, match=text):
-        run(lambda: None, options=zcomm.Options(policy="auto", decisions=str(tmp_path / "cluster.json")))
+        run(lambda: None, options=zcomm.Options(compress="auto", decisions=str(tmp_path / "cluster.json")))
 
 
 LACKS: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -63,7 +63,7 @@ def test_what_a_table_lacks_is_rehearsed_and_told_once(lack: str, tmp_path: Path
         gather(mine(2 * NUM))
         return [one.rounds > 0 for one in zcomm.stats().decisions], lines
 
-    found = run(body, 4, options=zcomm.Options(policy="auto", decisions=file), nodes=NODES)
+    found = run(body, 4, options=zcomm.Options(compress="auto", decisions=file), nodes=NODES)
     assert [rehearsed for rehearsed, _ in found] == [[True, True]] * 4
     (line,) = found[0][1]
     assert (
@@ -82,7 +82,7 @@ def test_a_table_of_another_machine_decides_and_is_told_once(tmp_path: Path) -> 
 
     for of_machine, told in (({}, []), ({"network_cards": [400e9]}, ["with network_cards [400000000000.0] (here"])):
         file = table(tmp_path, SLOW_LINK, **of_machine)
-        (rounds, lines), (_, of_other) = run(body, options=zcomm.Options(policy="auto", decisions=file))
+        (rounds, lines), (_, of_other) = run(body, options=zcomm.Options(compress="auto", decisions=file))
         assert rounds == [0, 0] and of_other == []
         assert len(lines) == len(told) and all(words in line for words, line in zip(told, lines, strict=True))
 
@@ -94,7 +94,7 @@ def test_ranks_rehearse_alike_where_one_has_no_decision(tmp_path: Path) -> None:
         (tmp_path / f"of rank {dist.get_rank()}").mkdir()
         os.chdir(tmp_path / f"of rank {dist.get_rank()}")
         Path("cluster.json").symlink_to(files[dist.get_rank()])
-        group = dist.new_group(pg_options=zcomm.Options(policy="auto", decisions="cluster.json"))
+        group = dist.new_group(pg_options=zcomm.Options(compress="auto", decisions="cluster.json"))
         gather_in_place(torch.zeros(2 * NUM), group)
         return zcomm.stats(group).decisions
 
@@ -108,7 +108,7 @@ def test_nodes_of_unequal_size_are_ranks_of_their_own(tmp_path: Path) -> None:
         gather(mine())
         return zcomm.stats().decisions
 
-    (one,) = agreed(run(body, 3, options=zcomm.Options(policy="auto", decisions=file), nodes=[0, 0, 1]))
+    (one,) = agreed(run(body, 3, options=zcomm.Options(compress="auto", decisions=file), nodes=[0, 0, 1]))
     assert one.compressed and one.rounds == 0
 
 
@@ -122,7 +122,7 @@ def test_the_size_of_a_call_is_rounded_down_and_the_largest_stands_for_larger_on
             gather(mine(num))
         return zcomm.stats().decisions
 
-    found = agreed(run(body, options=zcomm.Options(policy="auto", decisions=table(tmp_path, rows))))
+    found = agreed(run(body, options=zcomm.Options(compress="auto", decisions=table(tmp_path, rows))))
     assert [(one.least_bytes, one.compressed, one.exact_seconds) for one in found] == [
         (1 << 18, False, 0.5),
         (1 << 19, True, 1.0),

@@ -293,7 +293,7 @@ def test_bytes_are_those_of_the_wires() -> None:
         assert stats.inter_node_bytes == (3 - NODES.count(NODES[dist.get_rank()])) * inter
         assert not zcomm.stats().decisions
 
-    run(body, size=3, options=zcomm.Options(exchanges=FORMATS, policy="auto", min_bytes=1 << 16), nodes=NODES)
+    run(body, size=3, options=zcomm.Options(exchanges=FORMATS, compress="auto", min_bytes=1 << 16), nodes=NODES)
 
 
 def test_the_report_samples_only_messages_that_are_encoded() -> None:

@@ -128,8 +128,8 @@ def test_a_plan_is_for_its_tensors_formats_and_group() -> None:
             plan.run(torch.ones(2000, device="meta"), own)
         with pytest.raises(ValueError, match=r"input: expected a contiguous tensor on cpu, got strides \[1\] on meta"):
             plan.run(whole, torch.ones(1000, device="meta"))
-        with pytest.raises(ValueError, match=r"kept: expected .* got 7 contiguous"):
-            plan.keeping(torch.empty(7, dtype=torch.uint8)).run(whole)
+        with pytest.raises(ValueError, match=r"secondary: expected .* got 7 contiguous"):
+            plan.bound_to(torch.empty(7, dtype=torch.uint8)).run(whole)
         with pytest.raises(ValueError, match="input: expected a tensor, as nothing is kept, got none"):
             plan.run(whole)
         fields: dict[str, Any]
@@ -175,7 +175,7 @@ def test_a_plan_in_one_hop_is_no_plan_of_a_gather_that_repeats(tmp_path: Path) -
         assert backend.plan(whole, own, like=first) is first
         assert backend.plan(whole, own, again=True, like=again) is again
 
-    run(body, 4, nodes=NODES, options=options(policy="auto", decisions=one_hop, min_bytes=0))
+    run(body, 4, nodes=NODES, options=options(compress="auto", decisions=one_hop, min_bytes=0))
 
 
 def test_calls_of_all_plans_refuse_other_layouts() -> None:
@@ -189,8 +189,8 @@ def test_calls_of_all_plans_refuse_other_layouts() -> None:
         gather, total = backend.plan(whole, own), dist.ReduceOp.SUM
         reduce, all_reduce = backend.plan(own, whole, total), backend.plan(whole, op=total)
         differences = backend.plan_lossless(half, own_half)
-        held = differences.keeping(torch.zeros(differences.kept_bytes, dtype=torch.uint8))
-        secondary = gather.keeping(torch.zeros(gather.kept_bytes, dtype=torch.uint8))
+        held = differences.bound_to(torch.zeros(differences.secondary_bytes, dtype=torch.uint8))
+        secondary = gather.bound_to(torch.zeros(gather.secondary_bytes, dtype=torch.uint8))
         for call in (
             lambda: gather.run(strided, own),
             lambda: secondary.run(strided),

@@ -1,4 +1,4 @@
-"""`policy="auto"` by training steps: all ranks take the way in which steps are faster. Clocks of tests are planted."""
+"""`compress="auto"` by training steps: all ranks take the way in which steps are faster. Clocks are planted."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.now = self.started_ns
         zcomm.distributed.backend.perf_counter_ns = lambda: self.now
-        self.group = dist.new_group(pg_options=zcomm.Options(policy="auto", decisions=self.table))
+        self.group = dist.new_group(pg_options=zcomm.Options(compress="auto", decisions=self.table))
 
     def call(self, num: int) -> None:
         group_data = [data(rank, num) for rank in range(dist.get_world_size())]
@@ -94,7 +94,7 @@ def test_all_ranks_take_the_way_of_the_faster_steps(faster: str) -> None:
         assert f"by steps: {faster}, as a step takes {wanted}" in str(stats)
         assert str(stats.by_steps) in zcomm.report(trainer.group).decisions
         assert not [name for name in stats.to_dict() if "by_steps" in name]
-        told = [line for line in lines if "policy='auto': by steps" in line]
+        told = [line for line in lines if "compress='auto': by steps" in line]
         assert len(told) == (1 if dist.get_rank() == 0 else 0)
         return trainer.ways, trainer.decision
 
@@ -255,7 +255,7 @@ def test_fsdp2_trains_through_a_trial(settings: str, nodes: list[int], monkeypat
                 assert_same_bits(one, other, "trained")
         return stats.by_steps.compressed, trained
 
-    found = run(body, len(nodes), options=options(policy="auto"), nodes=nodes)
+    found = run(body, len(nodes), options=options(compress="auto"), nodes=nodes)
     assert len({compressed for compressed, _ in found}) == 1
     for _, trained in found[1:]:
         for one, other in zip(trained, found[0][1], strict=True):

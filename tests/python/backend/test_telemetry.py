@@ -49,7 +49,7 @@ def scatter(whole: torch.Tensor, **fields: Any) -> tuple[torch.Tensor, Any]:
 
 
 def losses() -> list[dict[str, Any]]:
-    return backend_of().losses()
+    return backend_of().quantization_errors()
 
 
 def numpy_of(tensor: torch.Tensor) -> Any:
@@ -298,8 +298,8 @@ def test_results_are_the_same_bits_with_and_without(nodes: list[int]) -> None:
             dist.all_reduce(again, group=group)
             results.append([gathered, scattered, reduced, again])
         assert all(torch.equal(off, on) for off, on in zip(*results, strict=True))
-        assert {row["samples"] for row in backend_of(groups[1]).losses()} == {1, 2}
-        assert backend_of(groups[0]).losses() == []
+        assert {row["samples"] for row in backend_of(groups[1]).quantization_errors()} == {1, 2}
+        assert backend_of(groups[0]).quantization_errors() == []
 
     run(body, len(nodes), nodes=nodes)
 

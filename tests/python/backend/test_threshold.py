@@ -1,4 +1,4 @@
-"""The ``min_bytes`` of ``policy="auto"``: ranks agree on it by the slowest link between their nodes."""
+"""The ``min_bytes`` of ``compress="auto"``: ranks agree on it by the slowest link between their nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zcomm.distributed import threshold
 from zcomm.distributed.groups import backend_of
 
 NODES = [0, 1]
-AUTO = zcomm.Options(policy="auto")
+AUTO = zcomm.Options(compress="auto")
 DEFAULT = 64 * 1024
 MBIT = 125_000.0  # bytes per second
 
@@ -116,7 +116,7 @@ def test_ranks_agree_on_the_slowest_link(system: Path) -> None:
         _network.SYSTEM = mine
         unknown = in_group()
         ethernet(mine, "eth0", ("1000", "300")[dist.get_rank()])
-        return [unknown, in_group(), in_group(zcomm.Options(policy="auto", node_size=2))]
+        return [unknown, in_group(), in_group(zcomm.Options(compress="auto", node_size=2))]
 
     unknown, slowest, one_node = run(body, nodes=NODES)[0]
     assert unknown == (DEFAULT, "calls below 64 KiB stay exact, as no network card of rank 0's host tells its speed")
@@ -130,13 +130,13 @@ def test_what_the_options_say_wins(system: Path, tmp_path: Path) -> None:
 
     def body() -> None:
         for given in (
-            zcomm.Options(policy="auto", min_bytes=DEFAULT),
-            zcomm.Options(policy="auto", decisions=file),
-            zcomm.Options(policy="always"),
+            zcomm.Options(compress="auto", min_bytes=DEFAULT),
+            zcomm.Options(compress="auto", decisions=file),
+            zcomm.Options(compress="always"),
         ):
             assert in_group(given) == (DEFAULT, "")
         os.environ["ZCOMM_MIN_BYTES"] = "512"
-        assert in_group(zcomm.Options(policy="auto")) == (512, "")
+        assert in_group(zcomm.Options(compress="auto")) == (512, "")
 
     run(body, nodes=NODES)
 
@@ -161,7 +161,7 @@ def test_a_rank_that_names_the_default_differs_from_one_that_follows_the_link() 
     def body() -> str:
         given: dict[str, Any] = [{}, {"min_bytes": DEFAULT}][dist.get_rank()]
         with pytest.raises(RuntimeError) as raised:
-            in_group(zcomm.Options(policy="auto", **given))
+            in_group(zcomm.Options(compress="auto", **given))
         return str(raised.value)
 
     for message in run(body, nodes=NODES):

@@ -145,14 +145,14 @@ def test_bytes_of_lossless_gathers_are_those_that_a_world_sends(nodes: str, num_
         whole = np.zeros((rank.size, length), np.uint16)
         slots = [lossless.view_of(slot) for slot in whole]
         gather = rank._core.make_lossless_gather(slots)
-        held = np.zeros(gather.kept_bytes + 64, np.uint8)
-        kept = _core.Kept(held.ctypes.data + -held.ctypes.data % 64, gather.kept_bytes)
-        gather = gather.keeping(kept)
+        held = np.zeros(gather.secondary_bytes + 64, np.uint8)
+        kept = _core.SecondaryShard(held.ctypes.data + -held.ctypes.data % 64, gather.secondary_bytes)
+        gather = gather.bound_to(kept)
         for own in (before, after):
             view, timeout = lossless.view_of(own), timedelta(seconds=60)
             sent = rank._core.run(gather, [view], slots, timeout)
         assert (whole == after).all()
-        return sent, kept.sent_bytes, gather.kept_bytes
+        return sent, kept.sent_bytes, gather.secondary_bytes
 
     calls = LocalWorld(nodes).run(body)
     header_bytes = 64 if num_nodes > 1 else 0  # one chunk
@@ -162,7 +162,7 @@ def test_bytes_of_lossless_gathers_are_those_that_a_world_sends(nodes: str, num_
     assert sum(call[0].inter_node_bytes for call in calls) == cost.inter_bytes * num_nodes
     again = collectives.gather_unchanged(num_elements, "bfloat16", hardware)
     assert (again.intra_bytes, again.inter_bytes) == (cost.intra_bytes, 0)
-    assert max(call[2] for call in calls) == collectives.kept_bytes(num_elements, "bfloat16", hardware)
+    assert max(call[2] for call in calls) == collectives.secondary_bytes(num_elements, "bfloat16", hardware)
 
 
 @pytest.mark.parametrize(("learning_rate", "bits"), [(1e-3, 4.83), (3e-4, 3.43), (1e-5, 0.68), (0.0, 0.008)])

@@ -23,7 +23,7 @@ from zcomm_bench.prove.claims import FAIL, INVALID, PASS
 from zcomm_bench.prove.intervals import of_median, of_ratios
 
 AUTO, BYTES, MODEL = (
-    'never more than 2 % slower under policy="auto"',
+    'never more than 2 % slower under compress="auto"',
     "95 % of the byte ratio on slow links",
     "the model's error",
 )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from zcomm import codec
-from zcomm.testing import HeldShards, LocalRank, LocalWorld
+from zcomm.testing import LocalRank, LocalWorld, SecondaryShards
 
 
 def _digest(array: np.ndarray) -> str:
@@ -40,7 +40,7 @@ def test_lossless_weights_arrive_bit_for_bit(nodes: str | list[int], dtype: torc
     n = 5000
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(world.size * n, generator=generator)
-    held = [HeldShards() for _ in range(world.size)]
+    held = [SecondaryShards() for _ in range(world.size)]
 
     def body(rank: LocalRank) -> torch.Tensor:
         shard = sent[rank.rank * n : (rank.rank + 1) * n]
@@ -143,7 +143,7 @@ def test_a_part_of_another_length_is_an_error_though_its_wire_has_as_many_bytes(
 
 def test_what_is_held_belongs_to_one_rank_and_shape() -> None:
     rank, other = LocalWorld("1x2").ranks
-    held = HeldShards()
+    held = SecondaryShards()
     with pytest.raises(ValueError, match="slots: expected bfloat16, float16 or values of 8 bits"):
         rank.all_gather_lossless(np.ones(2, np.float32), np.empty(4, np.float32), held)
     held._of(rank._core, [(0, 2, "bfloat16")] * 2)

@@ -44,7 +44,7 @@ def replicas() -> Any:
 
 
 def auto(folder: Path, link: tuple[float, float, float], **fields: Any) -> Any:
-    return options(policy="auto", decisions=table(folder, link), forms=(), **fields)
+    return options(compress="auto", decisions=table(folder, link), forms=(), **fields)
 
 
 def test_other_dtypes_of_a_unit_stay_bytes_where_it_is_exact(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_other_dtypes_of_a_unit_stay_bytes_where_it_is_exact(tmp_path: Path) -> 
     run(body, 4, nodes=TWO_NODES, options=auto(tmp_path, FAST_LINK))
 
 
-@pytest.mark.parametrize("kept", ["an exempt parameter", "an exact rule", "a hook", "exact()", "policy", "format"])
+@pytest.mark.parametrize("kept", ["an exempt parameter", "an exact rule", "a hook", "exact()", "compress", "format"])
 def test_what_is_to_stay_exact_of_replicas_stays_so(kept: str, tmp_path: Path) -> None:
     def body() -> None:
         model = make_model(mesh=replicas())
@@ -80,7 +80,7 @@ def test_what_is_to_stay_exact_of_replicas_stays_so(kept: str, tmp_path: Path) -
                 layer.set_all_reduce_hook(lambda gradient: dist.all_reduce(gradient, group=other))
         around = {
             "exact()": zcomm.exact(),
-            "policy": zcomm.override(policy="always"),
+            "compress": zcomm.override(compress="always"),
             "format": zcomm.override(reduce_scatter="exact"),
         }
         with around.get(kept, contextlib.nullcontext()):
@@ -113,7 +113,7 @@ def test_exempt_parameters_keep_replicas_exact_and_that_is_told_once(tmp_path: P
             gradients_of(model)
         assert zcomm.stats(mesh.get_group("replicate")).all_reduce.calls == 0
         told = [line for line in lines if "all-reduce" in line]
-        assert len(told) == 1 and "exempt=() lets policy='auto' compress it, or all_reduce= of the options" in told[0]
+        assert len(told) == 1 and "exempt=() lets compress='auto' compress it, or all_reduce= of the options" in told[0]
 
     run(body, 4, nodes=TWO_NODES, options=auto(tmp_path, SLOW_LINK))
 

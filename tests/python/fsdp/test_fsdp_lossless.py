@@ -30,7 +30,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import zcomm
 from zcomm.distributed.binding import _c10d
 from zcomm.fsdp import Compression, compress
-from zcomm.fsdp.secondary_shard import KeptValues
+from zcomm.fsdp.secondary_shard import LosslessSecondaryShard
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 TWO_NODES = [0, 0, 1, 1]
@@ -258,20 +258,20 @@ def test_hybrid_shards_and_compiled_blocks() -> None:
 def test_on_a_gpu_a_step_encodes_what_has_changed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CPU tensors, whose gathers need no sizes: what would be prepared is what is gathered then."""
     prepared: list[dict[Any, torch.Tensor]] = []
-    gather = KeptValues._gather_across
+    gather = LosslessSecondaryShard._gather_across
 
     def prepare(group: Any, gathers: Any, *, async_op: bool) -> Any:
         prepared.append({one: shard.clone() for one, shard, _ in gathers})
         return SimpleNamespace(wait=lambda: None)
 
-    def checked_gather(self: KeptValues, call: Any, held: Any, version: Any) -> Any:
+    def checked_gather(self: LosslessSecondaryShard, call: Any, held: Any, version: Any) -> Any:
         work = gather(self, call, held, version)
         assert torch.equal(next(batch[held] for batch in reversed(prepared) if held in batch), call.shard)
         return work
 
     def body() -> None:
-        monkeypatch.setattr(KeptValues, "needs_sizes", True)
-        monkeypatch.setattr(KeptValues, "_gather_across", checked_gather)
+        monkeypatch.setattr(LosslessSecondaryShard, "needs_sizes", True)
+        monkeypatch.setattr(LosslessSecondaryShard, "_gather_across", checked_gather)
         monkeypatch.setattr(_c10d.ProcessGroup, "prepare", prepare)
         model = sharded()
         model[1].requires_grad_(False)
@@ -306,12 +306,12 @@ def test_what_goes_wrong_is_an_error_on_every_receiver(what: str) -> None:
         if dist.get_rank() == 3:
             shard = shard_of(secondary)
             if what == "a write":
-                for slot in shard.kept.view(2, -1):  # its own, and that of rank 1
+                for slot in shard.memory.view(2, -1):  # its own, and that of rank 1
                     slot[20] ^= 1
             elif what == "another generation":
                 shard.forget()
             elif what == "a gather that is skipped":
-                shard.gather = lambda call: call.run(shard._held, shard.intra_node, again=True)
+                shard.gather = lambda call: call.run(shard._bound, shard.intra_node, again=True)
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
         train(model, optimizer, steps=1)

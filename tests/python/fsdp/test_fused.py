@@ -299,7 +299,7 @@ def test_gradients_are_freed_once_they_are_reduced_and_not_read_again() -> None:
     held = weakref.ref(gradient)
     del gradient
     assert held() is not None
-    buffer.spend_gradients()
+    buffer.release_gradients()
     assert held() is None
     with pytest.raises(RuntimeError, match="read once more after their reduction"):
         Deferred(buffer, [6], torch.float32, torch.device("cpu")).sum()

@@ -64,11 +64,11 @@ def test_hsdp_whose_replicas_reduce_in_the_last_micro_batch() -> None:
             ({}, {"all_reduce": "int8:128"}),
             ({"fused": False}, {"all_reduce": "int8:128"}),
             ({"error_feedback": zcomm.codec.ErrorFeedback()}, {}),
-            ({"exempt": ()}, {"policy": "auto"}),
+            ({"exempt": ()}, {"compress": "auto"}),
         ):
             losses, weights, reductions = job(compressed, **fields)
             assert losses == pytest.approx(exact[0], rel=0.01) and weights != exact[1]
-            assert fields.get("policy") == "auto" or reductions == STEPS * MODULES
+            assert fields.get("compress") == "auto" or reductions == STEPS * MODULES
         return exact
 
     theirs = run(job, 4, nodes=NODES, backend="gloo")

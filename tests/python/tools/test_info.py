@@ -48,7 +48,7 @@ def test_a_wrong_option_of_the_environment_is_named(monkeypatch: pytest.MonkeyPa
     pytest.importorskip("torch")
     done = told("info", check=False, ZCOMM_MIN_BYTES="many")
     assert done.returncode == 1 and "the environment holds a wrong option: ZCOMM_MIN_BYTES: " in done.stderr
-    for variable, wanted, given in (("ZCOMM_NODE_MEMORY", "off", "on"), ("ZCOMM_LOG", "info", "debug")):
+    for variable, wanted, given in (("ZCOMM_NODE_MEMORY", "off", "on"), ("ZCOMM_LOG", "info', 'debug", "verbose")):
         monkeypatch.setenv(variable, given)
         with pytest.raises(ValueError, match=f"{variable}: expected '{wanted}' or nothing, got '{given}'"):
             command.text()

@@ -108,6 +108,7 @@ NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "options.md, block 1": lambda: {"zcomm": zcomm},
     "fine-tuning.md, block 0": grouped(sharded=False),
     "traces.md, block 0": grouped(sharded=True),
+    "traces.md, block 1": grouped(sharded=True),
     "outer.md, block 0": of_a_site,
 }
 

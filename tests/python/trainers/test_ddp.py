@@ -178,8 +178,8 @@ def test_exact_buckets_are_those_of_the_hook_of_torch(feedback: bool) -> None:
     run(body, 2)
 
 
-@pytest.mark.parametrize("policy", ["always", "auto"])
-def test_exact_buckets_are_counted_by_their_reason(policy: Any) -> None:
+@pytest.mark.parametrize("compress", ["always", "auto"])
+def test_exact_buckets_are_counted_by_their_reason(compress: Any) -> None:
     def body() -> None:
         def reasons(layer: nn.Module, inputs: torch.Tensor, formats: str = "int8:128") -> dict[str, int]:
             model = DistributedDataParallel(layer)
@@ -203,7 +203,7 @@ def test_exact_buckets_are_counted_by_their_reason(policy: Any) -> None:
             assert reasons(nn.Linear(300, 300), wide) == {"all_reduce: min_bytes": 3}
         assert zcomm.stats().rehearsals.calls == 0
 
-    run(body, 2, options=zcomm.Options(policy=policy, min_bytes=1 << 12))
+    run(body, 2, options=zcomm.Options(compress=compress, min_bytes=1 << 12))
 
 
 @pytest.mark.parametrize("how", ["a mesh", "groups", "one state for both"])
@@ -294,7 +294,7 @@ def test_what_gains_nothing_stays_exact(tmp_path: Path) -> None:
         assert zcomm.stats().all_reduce.calls == 0
         assert {reason: calls.calls for reason, calls in zcomm.stats().all_reduce.exact.items()} == {"no_gain": 4}
 
-    run(body, 2, options=zcomm.Options(policy="auto", decisions=table(tmp_path, FAST_LINK)), nodes=[0, 1])
+    run(body, 2, options=zcomm.Options(compress="auto", decisions=table(tmp_path, FAST_LINK)), nodes=[0, 1])
 
 
 def test_residuals_of_other_ranks_or_nodes_are_refused(tmp_path: Path) -> None:

@@ -162,13 +162,13 @@ def over_gloo(name: str) -> list[list[float]]:
     return run(lambda: train(FRONT_ENDS[name].wrap), 4, backend="gloo", **WORLD)
 
 
-@pytest.mark.parametrize("policy", ["always", "auto"])
+@pytest.mark.parametrize("compress", ["always", "auto"])
 @pytest.mark.parametrize("name", NAMES)
-def test_bytes_between_nodes(name: str, policy: str, tmp_path: Path) -> None:
+def test_bytes_between_nodes(name: str, compress: str, tmp_path: Path) -> None:
     front_end = FRONT_ENDS[name]
     fields = dict(front_end.options)
-    if policy == "auto":
-        fields |= {"policy": "auto", "decisions": table(tmp_path, SLOW_LINK)}
+    if compress == "auto":
+        fields |= {"compress": "auto", "decisions": table(tmp_path, SLOW_LINK)}
         if name == "HSDP":
             del fields["all_reduce"]  # left to the policy
 

@@ -134,7 +134,7 @@ def test_a_format_is_never_silently_dropped() -> None:
         stats = zcomm.stats()
         assert stats.reduce_scatter.calls == stats.all_gather.calls == 1
 
-    run(body, 2, options=zcomm.Options(min_bytes=1 << 30, policy="auto", strict=True))
+    run(body, 2, options=zcomm.Options(min_bytes=1 << 30, compress="auto", strict=True))
 
 
 def test_sites_that_differ_are_told_so() -> None:

@@ -78,7 +78,7 @@ def noise(ranks: Ranks) -> dict[str, Any]:
 
 
 def sweep(ranks: Ranks) -> dict[str, Any]:
-    """Exact, compressed and policy="auto" over sizes."""
+    """Exact, compressed and compress="auto" over sizes."""
     return {"cells": [of_sweep(ranks, collective, size) for collective in CALLS for size in ranks.scale.sizes]}
 
 

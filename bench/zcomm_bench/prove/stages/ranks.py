@@ -84,14 +84,14 @@ class Ranks:
 
     @functools.cached_property
     def auto(self) -> Zcomm:
-        return Zcomm("auto", self.zcomm_group(policy="auto"), "default")
+        return Zcomm("auto", self.zcomm_group(compress="auto"), "default")
 
     def _exact(self, name: str) -> Exact:
         return Exact(name, dist.new_group(backend=self.exact_backend), self.hooks)
 
     def zcomm_group(self, **fields: Any) -> Any:
         """A group with the default formats, also for calls that are exact by default."""
-        options = zcomm.Options(**{"forms": "single,in_place", "policy": "always", **DEFAULTS, **fields})
+        options = zcomm.Options(**{"forms": "single,in_place", "compress": "always", **DEFAULTS, **fields})
         return dist.new_group(backend="zcomm", pg_options=options)
 
     def slowest(self, seconds: list[list[float]]) -> list[list[float]]:

@@ -61,13 +61,13 @@ void gather(nccl::Comm communicator, std::vector<Slot>& slots, int rank, const s
 
 }  // namespace
 
-NcclMeeting meet_over_nccl(void* communicator, std::uint64_t token, std::chrono::milliseconds timeout,
-                           const std::function<void()>& look) {
+NcclBootstrap bootstrap_over_nccl(void* communicator, std::uint64_t token, std::chrono::milliseconds timeout,
+                                  const std::function<void()>& look) {
   check_argument(communicator != nullptr, "communicator: expected an ncclComm_t, got null");
   const Clock::time_point deadline = deadline_after(timeout);
   const nccl::Library& nccl = nccl::library();
   auto* const given = static_cast<nccl::Comm>(communicator);
-  NcclMeeting met;
+  NcclBootstrap met;
   int size = 1;
   check(nccl.CommCount(given, &size));
   check(nccl.CommUserRank(given, &met.rank));

@@ -10,7 +10,7 @@ namespace zcomm {
 // Runs `call` on a detached thread, so that the caller can stop waiting for the result. `call` must own all that it
 // uses.
 template <class Call>
-auto run_aside(Call call) {
+auto run_detached(Call call) {
   std::packaged_task task(std::move(call));
   auto result = task.get_future();
   std::thread(std::move(task)).detach();

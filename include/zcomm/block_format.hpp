@@ -1,4 +1,5 @@
-// Formats: the element kind of sent values and the number of elements that share a scale.
+// Formats: how values are encoded, and how many elements share a scale. docs/wire_format.md specifies the bytes,
+// docs/numerics.md the errors.
 #pragma once
 
 #include <span>
@@ -10,48 +11,78 @@
 
 namespace zcomm {
 
+// Properties of an element kind. All instances are rows of one static table.
 struct ElementTraits {
-  std::string_view name;
-  int code_bits;    // of an element in a wire; 0: the size of its type
-  float max_code;   // the largest code; 0 for kinds without scales
-  bool stochastic;  // whether codes can be rounded stochastically
+  std::string_view name;  // as BlockFormat::parse() reads it, without a block size
+  int code_bits;          // bits of a code; 0: a code has the size of the values' dtype
+  float max_code;         // the largest magnitude of a code; 0 for kinds without scales
+  bool stochastic;        // whether codes can be rounded stochastically
 };
 
-// Throws ArgumentError on a value that is not in the enumeration.
+// Returns the properties of `kind`. The reference stays valid until the process ends.
+// Throws ArgumentError if `kind` is not in the enumeration.
 const ElementTraits& traits(ElementKind kind);
+
+// Returns the properties of all kinds, in the order of ElementKind.
 std::span<const ElementTraits> all_traits();
 
+// Limits of a block size, in elements. A block size is also a multiple of the smallest one.
 inline constexpr int kMinBlockSize = 32;
 inline constexpr int kMaxBlockSize = 4096;
 
+// Format of encoded values. The default sends values uncompressed.
+//
+// Every format takes float32, bfloat16 and float16 values; `exact` also takes DType::byte_pairs.
 struct BlockFormat {
   ElementKind kind = ElementKind::exact;
   int block_size = 0;       // elements that share a scale; 0 for kinds without scales
-  bool hadamard = false;    // rotates groups of 32 elements before encoding
-  bool stochastic = false;  // rounds codes up or down at random; their mean is right
+  bool hadamard = false;    // rotates groups of 32 elements before encoding, which spreads outliers
+  bool stochastic = false;  // rounds codes up or down at random, so that their expected value is the exact one
 
-  // Parses "exact", "bf16" or KIND:B, with KIND one of the others and B a multiple of 32 from 32 to 4096. After KIND:B,
-  // ":hadamard" and then ":stochastic" (not for fp8) may follow. Throws ArgumentError on any other text.
+  // Parses "exact", "bf16", or KIND:B with optional ":hadamard" and then ":stochastic".
+  // KIND is int8, int6, int4, int2 or fp8. B is the block size: a multiple of 32 from 32 to 4096, in elements.
+  // Throws ArgumentError on any other text, and on fp8 with ":stochastic". The message lists what is accepted.
+  //
+  // Example:
+  //   const BlockFormat weights = BlockFormat::parse("int8:256");
+  //   const BlockFormat gradients = BlockFormat::parse("int4:128:hadamard:stochastic");
+  //   assert(weights.has_scales() && weights.block_size == 256);
+  //   assert(gradients.to_string() == "int4:128:hadamard:stochastic");
+  //   try {
+  //     BlockFormat::parse("int8:33");
+  //   } catch (const ArgumentError& error) {
+  //     std::puts(error.what());
+  //   }
   static BlockFormat parse(std::string_view text);
+
+  // Returns the text that parse() reads. Throws ArgumentError if `kind` is not in the enumeration.
   std::string to_string() const;
 
-  // Tells whether parse() can return this value; fields that were set one by one may not fit together.
+  // Returns true if parse() can return this value. Fields that were set one by one may not fit together.
+  // Codecs and plans throw ArgumentError on a format that is not valid.
   bool is_valid() const;
 
+  // Returns true if a wire of this format starts with scales, one per block.
   bool has_scales() const { return block_size != 0; }
   friend bool operator==(const BlockFormat&, const BlockFormat&) = default;
 };
 
-// Formats by link: those of the two hops of a hierarchical collective, or of the receivers of a flat one.
+// Formats by link. A hierarchical collective uses one per hop; a flat one uses one per receiver.
 struct HopFormats {
   BlockFormat intra_node;  // between ranks of one node
   BlockFormat inter_node;  // between nodes
 
-  // Parses "INTRA_NODE/INTER_NODE", or one format for both hops. Throws ArgumentError on anything else.
+  // Parses "INTRA_NODE/INTER_NODE", or one format for both links.
+  // Throws ArgumentError if BlockFormat::parse() refuses a part.
   static HopFormats parse(std::string_view text);
+
+  // Returns the text that parse() reads: one format if both are equal.
   std::string to_string() const;
 
+  // Returns the format on `link`.
   const BlockFormat& on(Link link) const { return link == Link::intra_node ? intra_node : inter_node; }
+
+  // Returns true if both formats send values uncompressed.
   bool is_exact() const { return intra_node.kind == ElementKind::exact && inter_node.kind == ElementKind::exact; }
   friend bool operator==(const HopFormats&, const HopFormats&) = default;
 };

@@ -15,20 +15,23 @@
 
 namespace zcomm {
 
-// Describes `num_elements` consecutive elements of every slot, sent in `format`. Segments partition the longest slot
-// from its first element on; shorter slots end earlier. Each segment starts a new block, so that no scale spans two.
-// All segments of a slot share the same messages. They exist because norms and biases lie next to weights in flat
-// buffers: models are far more sensitive to these few elements, and sending them exactly costs almost nothing.
+// Consecutive elements of every slot that are sent in one format.
+//
+// The segments of a plan partition the longest slot from its first element on; shorter slots end earlier. Each segment
+// starts a new block, so that no scale spans two. All segments of a slot share the same messages.
+//
+// Segments exist because norms and biases are next to weights in flat buffers. Models are far more sensitive to these
+// few elements, and sending them uncompressed costs almost nothing.
 template <class Format>
 struct Segment {
-  std::int64_t num_elements = 0;
-  Format format;
+  std::int64_t num_elements = 0;  // in the longest slot, 0 or more
+  Format format;                  // BlockFormat of a gather, HopFormats of a reduction
 };
 
-// Segments as named outside of C++: pairs of a number of elements and a format's name.
+// Segments as callers outside of C++ name them: pairs of a number of elements and the text of a format.
 using NamedSegments = std::vector<std::pair<std::int64_t, std::string>>;
 
-// Parses named segments. Throws ArgumentError on an unknown format.
+// Parses named segments. Throws ArgumentError if Format::parse() refuses a text.
 template <class Format>
 std::vector<Segment<Format>> parse_segments(const NamedSegments& named) {
   std::vector<Segment<Format>> segments;
@@ -37,45 +40,52 @@ std::vector<Segment<Format>> parse_segments(const NamedSegments& named) {
   return segments;
 }
 
+// Segments of a gather and of a reduction, borrowed. The constructor of a plan copies them.
 using GatherSegments = std::span<const Segment<BlockFormat>>;
 using ReduceSegments = std::span<const Segment<HopFormats>>;
 
-// Upper bound of a chunk, in bytes of values of a slot: 128 MiB over all slots, which bounds scratch memory. Messages
-// also cost a start each, so that many ranks may have more, but a call then has at least four chunks.
+// Returns the upper bound of a chunk, in bytes of values of one slot.
+// `num_slots` is the number of ranks; `slot_bytes` are the bytes of the longest slot.
+//
+// A chunk has at most 128 MiB over all slots, which bounds scratch memory. Starting a message also has a cost. So with
+// many ranks a chunk may have 512 KiB of each slot, as long as a call then has at least four chunks.
 constexpr std::size_t max_chunk_bytes(int num_slots, std::size_t slot_bytes) {
   const std::size_t share = (std::size_t{128} << 20) / static_cast<std::size_t>(num_slots);
   return std::max(share, std::min(std::size_t{512} << 10, slot_bytes / 4));
 }
 
-// Returns the default chunk size on GPUs, among `size` ranks: the largest. There a chunk costs a launch of NCCL, as
-// long as 20 MiB over NVLink; docs/performance.md has the model.
+// Returns the default World::chunk_bytes on GPUs among `size` ranks: the upper bound of a chunk.
+// A chunk costs a launch of NCCL there, which takes as long as 20 MiB over NVLink. docs/performance.md has the model.
 constexpr std::size_t default_gpu_chunk_bytes(int size) {
   return max_chunk_bytes(size, std::numeric_limits<std::size_t>::max());
 }
 
+// --- Internal: plans cut slots with these. A caller needs nothing below.
+
 // Elements [begin, begin + count) of every slot, sent in one format as one wire.
 template <class Format>
 struct Piece {
-  std::int64_t begin;
-  std::int64_t count;
-  Format format;
-  std::size_t segment;      // index of its segment
-  std::int64_t in_segment;  // its first element in the segment
+  std::int64_t begin;       // first element in the slot
+  std::int64_t count;       // elements in the longest slot
+  Format format;            // of the piece's segment
+  std::size_t segment;      // index of the segment
+  std::int64_t in_segment;  // first element in the segment
 };
 
-// Returns a number of elements that whole blocks of all formats divide.
+// Returns the smallest number of elements that whole blocks of every given format fill.
 inline std::int64_t granule_of(BlockFormat format) { return std::max(format.block_size, 1); }
 inline std::int64_t granule_of(HopFormats formats) {
   return std::lcm(granule_of(formats.intra_node), granule_of(formats.inter_node));
 }
 
-// Cuts slots into chunks, each a run of pieces. Blocks never straddle pieces, so chunking does not change a bit. A
-// chunk of a slot is sent as the wires of its pieces, back to back.
+// Chunks of slots. A chunk is a run of pieces, and is sent as the wires of its pieces, back to back.
+// Blocks never straddle pieces, so chunking does not change a bit.
 template <class Format>
 class Chunks {
  public:
-  // Cuts `segments`, which cover the longest slot, so that all ranks have the same chunks. Pieces that do not end their
-  // segment have a multiple of `granule` elements.
+  // Cuts `segments`, which cover the longest slot, so that all ranks have the same chunks.
+  // `chunk_bytes` is the wanted size in bytes of values of one slot; max_chunk_bytes() bounds it.
+  // A piece that does not end its segment has a multiple of `granule` elements.
   Chunks(std::size_t chunk_bytes, int num_slots, std::span<const Segment<Format>> segments, DType dtype,
          std::int64_t granule = 1) {
     std::int64_t total = 0;
@@ -106,10 +116,13 @@ class Chunks {
     }
   }
 
+  // Returns the number of chunks; 0 if the slots have no elements.
   std::int64_t count() const { return static_cast<std::int64_t>(first_pieces_.size()); }
-  // Returns the index of a chunk's first piece among those of all chunks.
+
+  // Returns the index of a chunk's first piece among the pieces of all chunks.
   std::size_t first_piece(std::int64_t chunk) const { return first_pieces_[static_cast<std::size_t>(chunk)]; }
 
+  // Returns the pieces of a chunk. The span stays valid as long as this object.
   std::span<const Piece<Format>> operator[](std::int64_t chunk) const {
     const auto i = static_cast<std::size_t>(chunk);
     const std::size_t end = i + 1 < first_pieces_.size() ? first_pieces_[i + 1] : pieces_.size();
@@ -118,7 +131,7 @@ class Chunks {
 
  private:
   std::vector<Piece<Format>> pieces_;
-  std::vector<std::size_t> first_pieces_;  // by chunk
+  std::vector<std::size_t> first_pieces_;  // indices, by chunk
 };
 
 }  // namespace zcomm

@@ -6,16 +6,20 @@
 
 namespace zcomm {
 
-// Element kinds, in the order of the table in block_format.cpp. `traits` returns a row of it.
+// Element kinds, in the order of the table in block_format.cpp. traits() returns a row of it.
+//
+// Kinds from int8 on have a bfloat16 scale per block; docs/numerics.md compares their errors.
 enum class ElementKind : std::uint8_t {
-  exact,  // the bytes of the values
-  bf16,   // a cast to bfloat16, for float32 values
+  exact,  // the bytes of the values, uncompressed
+  bf16,   // a cast to bfloat16, which halves float32 values
   int8,   // symmetric codes in [-127, 127]
   int6,   // in [-31, 31], four in three bytes
   int4,   // in [-7, 7], two per byte
   int2,   // in [-1, 1], four per byte
   fp8,    // floating-point codes: OCP e4m3, 448 at most
 };
+
+// Number of the kinds above.
 inline constexpr int kNumElementKinds = 7;
 
 }  // namespace zcomm

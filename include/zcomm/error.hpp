@@ -1,4 +1,5 @@
-// Exceptions of the library, visible to every module that links it. Messages name what was given and what is accepted.
+// Exceptions of the library, visible to every module that links it. Messages read "NAME: expected Y, got X" where an
+// argument is wrong.
 #pragma once
 
 #include <stdexcept>
@@ -7,30 +8,35 @@
 
 namespace zcomm {
 
+// Base of all exceptions of the library. Thrown itself for failures of CUDA, and for what a build lacks.
 class [[gnu::visibility("default")]] Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Reports a wrong argument. Thrown before any byte moves; the communicator stays usable.
+// Reports a wrong argument. It is thrown before any byte moves, and the communicator stays usable.
 class [[gnu::visibility("default")]] ArgumentError : public Error {
  public:
   using Error::Error;
 };
 
-// Reports a failed transfer, a lost peer, or ranks that called different things. The communicator is unusable after it.
+// Reports a failed transfer, a lost peer, or ranks that made different calls.
+// The communicator is unusable afterwards: every later call throws.
 class [[gnu::visibility("default")]] TransportError : public Error {
  public:
   using Error::Error;
 };
 
-// Reports a peer that did not answer within the timeout. The communicator is unusable after it.
+// Reports a peer that did not answer within the timeout. The communicator is unusable afterwards.
 class [[gnu::visibility("default")]] TimeoutError : public TransportError {
  public:
   using TransportError::TransportError;
 };
 
-// Joins texts, numbers, results of to_string() methods, and results of functions.
+// --- Internal: building messages. A caller needs nothing below.
+
+// Joins the parts of a message.
+// A part is a text, a number, an object with to_string(), or a function that returns a text.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::string text;
@@ -49,7 +55,8 @@ std::string concat(const Parts&... parts) {
   return text;
 }
 
-// Throws ArgumentError unless `condition`, with the parts as its message. Joins them only on failure.
+// Throws ArgumentError unless `condition` is true. The joined parts are its message.
+// The parts are joined only on failure, so a costly part is best given as a function.
 template <class... Parts>
 void check_argument(bool condition, const Parts&... parts) {
   if (!condition) throw ArgumentError(concat(parts...));

@@ -3,7 +3,8 @@
 
 namespace zcomm {
 
-// Borrows a device's stream: a cudaStream_t on a GPU. A CPU has none: calls return when their work is done.
+// Borrows a stream of a device. `handle` is a cudaStream_t on a GPU; null is the legacy default stream.
+// A CPU has no streams: the handle is ignored there, and calls return when their work is done.
 struct StreamView {
   void* handle = nullptr;
 };

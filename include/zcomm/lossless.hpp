@@ -1,8 +1,10 @@
-// Lossless differences of 16-bit floats, or of bytes in pairs, for weights that the receiver holds from the last step.
+// Lossless differences of 16-bit floats, or of byte pairs, for weights that the receiver holds from the last step.
 //
 // In one optimizer step a weight changes by few units in the last place. The decoder can estimate how many, because it
-// knows the exponent of the old value. docs/wire_format.md specifies the code; bench/zcomm_bench/lossless_reference.py
-// executes it. Every bit pattern survives: NaN payloads, infinities, the sign of zero.
+// knows the exponent of the old value. Every bit pattern survives: NaN payloads, infinities, the sign of zero.
+//
+// docs/wire_format.md specifies the code, and bench/zcomm_bench/lossless_reference.py executes it. Most callers use
+// make_lossless_gather(), which calls the codec.
 #pragma once
 
 #include <cstddef>
@@ -22,33 +24,35 @@ namespace lossless {
 struct Kernels;
 }
 
-// Values per tile; tiles are coded independently.
+// Values per tile. Tiles are coded independently.
 inline constexpr std::int64_t kLosslessTile = 2048;
 
-// Returns the largest size of the difference of `num_elements` values in bytes, a multiple of 16: 2 bytes per value, 2
-// per tile, and padding.
+// Returns the largest size in bytes of the difference of `num_elements` values, a multiple of 16.
+// It has 2 bytes per value, 2 per tile, and padding.
 std::size_t max_lossless_bytes(std::int64_t num_elements);
 
-// Header of a message: its size, and the base that it refers to.
+// Header of a message: its size, and the base that it refers to. The base is the values that the receiver holds.
 struct LosslessHeader {
-  bool is_difference = false;     // else whole values
-  std::uint64_t body_bytes = 0;   // that follow
-  std::uint64_t generation = 0;   // of the base, the result's is one more; 0: no base
+  bool is_difference = false;     // false: the body has whole values
+  std::uint64_t body_bytes = 0;   // bytes that follow the header
+  std::uint64_t generation = 0;   // of the base; the result has one more; 0: no base
   std::uint64_t base_hash = 0;    // 0 without a base
   std::uint64_t result_hash = 0;  // of the values
 };
 
+// Bytes of a header in a message.
 inline constexpr std::size_t kLosslessHeaderBytes = 64;
 
-// Writes kLosslessHeaderBytes to `wire`.
+// Writes kLosslessHeaderBytes bytes to `wire`, in host memory. It needs no alignment.
 void write_header(const LosslessHeader& header, std::byte* wire);
-// Parses a header. Throws Error if these bytes are no header of this version.
+
+// Parses kLosslessHeaderBytes bytes of host memory. Throws Error if they are no header of this version.
 LosslessHeader read_header(const std::byte* wire);
 
-// Errors in what a job was given. They set these bits in a status word and make all values NaN, so that nobody uses
-// wrong ones: a device cannot throw.
+// Errors that a job finds in its input, as bits of a status word.
+// A device cannot throw, so a job also sets all values to NaN, and wrong values cannot be used unnoticed.
 enum LosslessError : std::uint32_t {
-  kHeaderError = 1,      // no header of this version, or of another number of bytes
+  kHeaderError = 1,      // the header is not of this version, or announces another number of bytes
   kGenerationError = 2,  // the message belongs to another generation
   kBaseError = 4,        // the sender's base differs from the one here
   kBodyError = 8,        // no encoder writes such a body for this number of values
@@ -56,45 +60,54 @@ enum LosslessError : std::uint32_t {
   kSecondaryError = 32,  // values have changed since their hash was taken
 };
 
-// Returns what such values become. Two bytes of ones: a NaN in the formats of 8 bits that have one.
+// Returns the bits that values get after an error: a NaN.
+// Byte pairs get two bytes of ones, a NaN in the 8-bit formats that have one.
 constexpr std::uint16_t nan_of(DType dtype) {
   return dtype == DType::bfloat16 ? 0x7fc0 : dtype == DType::float16 ? 0x7e00 : 0xffff;
 }
 
-// Encoding job for any dtype but float32. Pointers are to the codec's memory; on a GPU, `num_bytes` and `status`
-// may be host memory that the device can access. All of it is read and written in stream order.
+// Job that encodes values of any dtype but float32, and stores them in the base.
+//
+// Pointers are to the codec's memory. On a GPU, `num_bytes` may also be host memory that the device can access.
+// All memory is read and written in stream order.
 struct EncodeLossless {
   ConstTensorView values;
   TensorView base;               // same size and dtype, no overlap; holds the values afterwards
   std::uint64_t generation = 0;  // of the base; 0: no base, the values are sent whole
-  // Receives a header and a body, 16-byte aligned: kLosslessHeaderBytes + max_lossless_bytes(). Null: no message.
+  // Receives a header and a body. It has room for kLosslessHeaderBytes + max_lossless_bytes() bytes, and is aligned to
+  // 16 bytes. Null: no message is written.
   std::byte* message = nullptr;
-  std::uint64_t* hash = nullptr;       // in: of the base, if any; out: of the values
-  std::uint64_t* num_bytes = nullptr;  // out: of the message; null without one
+  std::uint64_t* hash = nullptr;       // in: of the base, if any; out: of the values; not null
+  std::uint64_t* num_bytes = nullptr;  // out: bytes of the message; null exactly if there is no message
 };
 
+// Job that decodes a message into the base. On a GPU, `status` may be host memory that the device can access.
 struct DecodeLossless {
-  const std::byte* message = nullptr;  // received header and body, 16-byte aligned
-  std::size_t num_bytes = 0;           // readable bytes
-  TensorView base;                     // holds the sender's values afterwards
+  const std::byte* message = nullptr;  // received header and body, aligned to 16 bytes
+  std::size_t num_bytes = 0;           // readable bytes of the message
+  TensorView base;                     // holds the sender's values afterwards, NaN after an error
   std::uint64_t generation = 0;        // of the base; 0: no base, whole values are expected
   std::uint64_t* hash = nullptr;       // in: of the base, if any; out: of the values, unless there is an error
-  std::uint32_t* status = nullptr;     // receives bits of LosslessError in addition to earlier ones; jobs may share it
+  std::uint32_t* status = nullptr;     // gets bits of LosslessError in addition to earlier ones; jobs may share it
 };
 
-// Compares the hash of `values` with `hash`. If they differ, `status` gets kSecondaryError, and `spoiled` becomes NaN:
-// the values themselves, or data computed from them. Without `status`, takes the hash of `values` instead.
+// Job that compares the hash of `values` with `*hash`.
+// If they differ, it sets kSecondaryError in `*status` and NaN in `spoiled`.
+// Without `status` it stores the hash of `values` in `*hash` instead.
 struct CheckHash {
-  ConstTensorView values;
-  TensorView spoiled = {};
-  std::uint64_t* hash = nullptr;    // in; out without `status`
-  std::uint32_t* status = nullptr;  // as in DecodeLossless
+  ConstTensorView values;           // any dtype but float32
+  TensorView spoiled = {};          // the values themselves, or data computed from them; same dtype
+  std::uint64_t* hash = nullptr;    // in; out without `status`; not null
+  std::uint32_t* status = nullptr;  // as in DecodeLossless, or null
 };
 
-// Numbers that jobs read and write, for longer than a call: here in host memory. On a GPU they belong to the device
+// Numbers that jobs read and write beyond a call, such as hashes and status words.
+//
+// This class has them in host memory, where jobs are done when their call returns. On a GPU they belong to the device
 // that was current when they were made, and an event marks their last use.
 class JobMemory {
  public:
+  // Allocates `num_bytes` bytes for data() and `num_shared_bytes` for shared(). All are zeros.
   JobMemory(std::size_t num_bytes, std::size_t num_shared_bytes)
       : memory_((num_bytes + num_shared_bytes) / sizeof(memory_[0]) + 2),
         data_(reinterpret_cast<std::byte*>(memory_.data())),
@@ -103,20 +116,29 @@ class JobMemory {
   JobMemory(const JobMemory&) = delete;
   JobMemory& operator=(const JobMemory&) = delete;
 
-  std::byte* data() const { return data_; }      // which jobs alone access
-  std::byte* shared() const { return shared_; }  // which the host accesses, too; zeros initially
+  // Returns memory that only jobs access.
+  std::byte* data() const { return data_; }
 
-  // Takes the work that is on `stream` now for the last use; makes a stream wait for it; blocks the host until it is
-  // over; tells whether it is over.
+  // Returns memory that the host may access, too. It is zero initially.
+  std::byte* shared() const { return shared_; }
+
+  // Records the work that is queued on `stream` now as the last use.
   virtual void mark_use(StreamView) {}
+
+  // Makes `stream` wait for the last use. Does not block the host.
   virtual void make_wait(StreamView) const {}
+
+  // Blocks the host until the last use has completed.
   virtual void wait() const {}
+
+  // Returns true if the last use has completed, or if there was none. Does not block the host.
   virtual bool is_over() const { return true; }
-  // Tells whether jobs are done when their call returns.
+
+  // Returns true if jobs are done when their call returns, as on a CPU.
   virtual bool is_at_once() const { return true; }
 
  protected:
-  // Takes memory of the derived class.
+  // Takes memory that the derived class owns.
   JobMemory(std::byte* data, std::byte* shared) : data_(data), shared_(shared) {}
 
  private:
@@ -125,25 +147,36 @@ class JobMemory {
   std::byte* shared_;
 };
 
-// Codec of differences, with headers and hashes, for one kind of memory. As in Codec, a call takes independent jobs;
-// it returns when the work is done on a CPU, and when it is queued on `stream` on a GPU, without synchronization.
-// Throws ArgumentError on an invalid job, before any begins. Jobs of a call may share only a status word for writing.
-// No byte beyond a message is read, whatever it contains.
+// Codec of differences, with headers and hashes, for one kind of memory.
+//
+// As in Codec, a call takes independent jobs. It returns when the work is done on a CPU, and when the work is queued on
+// `stream` on a GPU, without synchronization. The jobs are read before the call returns.
+// A call throws ArgumentError on an invalid job, before any job begins.
+// Jobs of a call must not write to the same memory, except for a status word.
+// No byte beyond a message is read, whatever the message contains.
 class [[gnu::visibility("default")]] LosslessCodec {
  public:
   virtual ~LosslessCodec() = default;
+
+  // Encodes values into messages and bases.
   virtual void encode(std::span<const EncodeLossless> jobs, StreamView stream) const = 0;
+
+  // Decodes messages into bases. Errors in a message set a status word; they are not thrown.
   virtual void decode(std::span<const DecodeLossless> jobs, StreamView stream) const = 0;
+
+  // Compares or stores hashes of values.
   virtual void check(std::span<const CheckHash> jobs, StreamView stream) const = 0;
-  // Makes memory of these sizes, see JobMemory::data() and shared().
+
+  // Makes memory of these sizes in bytes for jobs: see JobMemory::data() and JobMemory::shared().
   virtual std::unique_ptr<JobMemory> make_memory(std::size_t num_bytes, std::size_t num_shared_bytes) const = 0;
 };
 
-// Codec for host memory; threads as in codec.hpp. The hash detects stray writes, not an adversary: NH (Black et al.,
-// UMAC, CRYPTO 1999) with public keys.
+// Codec of differences for host memory. It shares the threads of set_num_threads().
+//
+// The hash is NH (Black et al., UMAC, CRYPTO 1999) with public keys. It detects stray writes, not an adversary.
 class [[gnu::visibility("default")]] HostLosslessCodec final : public LosslessCodec {
  public:
-  // Selects kernels by `isa`, as make_cpu_codec does.
+  // Selects kernels by `isa`, which has the values and the errors of make_cpu_codec().
   explicit HostLosslessCodec(std::string_view isa = {});
 
   void encode(std::span<const EncodeLossless> jobs, StreamView stream) const override;
@@ -151,17 +184,20 @@ class [[gnu::visibility("default")]] HostLosslessCodec final : public LosslessCo
   void check(std::span<const CheckHash> jobs, StreamView stream) const override;
   std::unique_ptr<JobMemory> make_memory(std::size_t num_bytes, std::size_t num_shared_bytes) const override;
 
-  // --- Bodies alone
+  // --- Bodies without headers
 
-  // Encodes the difference of `values` to `base`, of the same size and dtype, into `body`, which has
-  // max_lossless_bytes(). Copies the values to `base`. Returns the bytes written, and the hash of the values.
+  // Encodes the difference of `values` to `base`, and copies the values to `base`.
+  // `values` and `base` have the same size and dtype. `body` has room for max_lossless_bytes() bytes, and is aligned to
+  // 16 bytes.
+  // Returns the bytes written, and the hash of the values. Throws ArgumentError on a mismatch or a misaligned address.
   std::pair<std::size_t, std::uint64_t> encode(ConstTensorView values, TensorView base, std::byte* body) const;
 
-  // Adds a difference to `base`. Returns the hash of the result; it differs from the encoder's if the base does. Throws
-  // Error, and leaves `base` undefined, if no encoder wrote these bytes for a base of this size. Never reads beyond
-  // them.
+  // Adds a difference to `base`. Returns the hash of the result, which differs from the encoder's if the base does.
+  // Throws Error and leaves `base` undefined if no encoder writes these bytes for a base of this size.
+  // Never reads beyond `body`.
   std::uint64_t decode(std::span<const std::byte> body, TensorView base) const;
 
+  // Returns the hash of values of any dtype but float32. Throws ArgumentError on float32.
   std::uint64_t hash(ConstTensorView values) const;
 
  private:

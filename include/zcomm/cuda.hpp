@@ -1,5 +1,7 @@
-// Support of NVIDIA GPUs. In a build without CUDA, all functions but the first three and capture_of()
-// throw Error that says so. Failures of CUDA throw Error with the runtime's message.
+// Support of NVIDIA GPUs. Failures of CUDA throw Error with the runtime's message.
+//
+// In a build without CUDA, the queries say that there is none: an empty text, no device, no capture.
+// RelaxedCaptureGuard does nothing there, and everything else throws Error that says so.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +14,21 @@
 
 namespace zcomm {
 
-// Return what this build was made with: "13.0" and the architectures of its kernels, "80-real 90-real 100-real 120".
-// Empty without CUDA.
+// Returns the version of the CUDA toolkit that this build was made with, such as "13.0". Empty without CUDA.
 std::string cuda_toolkit();
+
+// Returns the architectures of this build's kernels, such as "80-real 90-real 100-real 120". Empty without CUDA.
 std::string cuda_targets();
 
-// Returns 0 without a driver.
+// Returns the number of GPUs that this process can use; 0 without a driver. Never throws.
 int cuda_device_count();
 
-// Makes `device` this thread's current one for as long as the guard lives.
+// Makes a device the current one of this thread until the guard is destroyed.
 class CudaDeviceGuard {
  public:
+  // Throws Error if there is no such device.
   explicit CudaDeviceGuard(int device);
+  // Makes the previous device the current one again. Must run on the same thread.
   ~CudaDeviceGuard();
   CudaDeviceGuard(const CudaDeviceGuard&) = delete;
   CudaDeviceGuard& operator=(const CudaDeviceGuard&) = delete;
@@ -32,8 +37,10 @@ class CudaDeviceGuard {
   int previous_;
 };
 
-// Lets this thread make calls that a capture, by this thread or another, forbids: queries and waits of the host,
-// allocations, first launches of kernels. A forbidden call breaks the capture. Ends with the guard.
+// Lets this thread make calls that a graph capture forbids, until the guard is destroyed.
+//
+// Such calls are queries and waits of the host, allocations, and first launches of kernels. Without the guard they
+// break a capture, by this thread or another.
 class RelaxedCaptureGuard {
  public:
   RelaxedCaptureGuard();
@@ -45,25 +52,33 @@ class RelaxedCaptureGuard {
   int previous_;
 };
 
-// Identifies the CUDA graph that `stream` is capturing by a unique number; 0 if it captures none.
+// Returns a unique number of the CUDA graph that `stream` is capturing; 0 if it captures none.
+// Does not block the host.
 std::uint64_t capture_of(StreamView stream);
+
+// Returns true if `stream` is capturing a CUDA graph.
 inline bool is_capturing(StreamView stream) { return capture_of(stream) != 0; }
 
-// Makes `stream` wait for the work that is on `earlier` now; does not block the host.
+// Makes `stream` wait for the work that is queued on `earlier` now. Does not block the host.
 void wait_for(StreamView stream, StreamView earlier);
 
-// Blocks the host until all work on `stream` is done.
+// Blocks the host until all work on `stream` has completed.
 void synchronize(StreamView stream);
 
-// Makes the codec for memory of the device that is current at each call; `stream` must belong to it. Calls only queue
-// work, without allocation or synchronization, and can be captured in a graph. `workspace` must outlive the codec. It
-// is used by sums with more wires than fit a launch, and by lossless differences: 16 bytes per job and 8 per 128 Ki
-// values. Results have the bits of make_cpu_codec().
+// Makes the codec for GPU memory. Results have the bits of make_cpu_codec().
+//
+// A call works on the device that is current then, and `stream` must belong to it. It only queues work, without
+// allocation or synchronization, so a graph can capture it.
+//
+// `workspace` must outlive the codec. Sums use it if they have more wires than fit a launch. Lossless differences use
+// 16 bytes per job and 8 per 128 Ki values.
 std::unique_ptr<Codec> make_cuda_codec(Workspace& workspace);
 
-// Makes a pool of device memory for callers without an allocator: pieces are reused by the stream that released them.
-// Allocates with cudaMalloc at first use, but not during graph capture. Frees memory when the workspace and the last
-// graph that captured its use are destroyed.
+// Makes a pool of device memory, for callers without an allocator. The stream that released a piece reuses it.
+//
+// acquire() takes memory of the current device, with cudaMalloc if no piece fits. During a graph capture it does not
+// allocate: it throws Error, so run the same calls once on that stream before each capture.
+// The memory is freed when the workspace and the last graph that captured its use are destroyed.
 std::unique_ptr<Workspace> make_cuda_workspace();
 
 }  // namespace zcomm

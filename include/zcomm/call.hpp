@@ -1,8 +1,10 @@
-// Compressed collectives: schedules of a codec and a transport, the same for CPU and GPU. operation.hpp describes each.
+// Cost of a call, and the resources that a collective uses.
 //
-// They implement qwZ and qgZ of ZeRO++ (arXiv 2306.10209), with formats per hop as in SDP4Bit (arXiv 2410.15526). Long
-// messages are cut into chunks of whole blocks, and stages run as a pipeline: stage s of chunk k overlaps stage s-1 of
-// chunk k+1. Chunking does not change a bit of the result.
+// Compressed collectives are schedules of a codec and a transport, the same on CPUs and GPUs. They implement qwZ and
+// qgZ of ZeRO++ (arXiv 2306.10209), with formats per hop as in SDP4Bit (arXiv 2410.15526).
+//
+// Long messages are cut into chunks of whole blocks, and stages run as a pipeline: stage s of chunk k overlaps stage
+// s-1 of chunk k+1. Chunking does not change a bit of the result. operation.hpp describes each collective.
 #pragma once
 
 #include <array>
@@ -20,25 +22,34 @@
 
 namespace zcomm {
 
-inline constexpr std::size_t kMaxHops = 4;  // all_reduce: two of its reduce_scatter, then two of its all_gather
+// The most hops of a call. An all_reduce has two of its reduce_scatter, then two of its all_gather.
+inline constexpr std::size_t kMaxHops = 4;
 
-// Cost of one call on this rank.
+// Cost of one call on this rank. Byte counts include what the collective sends, not what the transport adds.
 struct CallStats {
-  std::size_t intra_node_bytes = 0;                               // sent to ranks of the same node
-  std::size_t inter_node_bytes = 0;                               // sent to other nodes
-  std::array<LinkBytes, kMaxHops> bytes_by_hop = {};              // the same bytes
-  std::chrono::nanoseconds codec_time{0};                         // in codec calls; on a GPU, the time to launch them
-  std::chrono::nanoseconds transfer_time{0};                      // waiting for transfers, or launching them on a GPU
-  std::array<std::chrono::nanoseconds, kMaxHops> wait_time = {};  // by hop, without starts: a part of transfer_time
-  int host_waits = 0;                                             // times that the host has waited for the GPU
+  std::size_t intra_node_bytes = 0;                   // sent to ranks of the same node
+  std::size_t inter_node_bytes = 0;                   // sent to other nodes
+  std::array<LinkBytes, kMaxHops> bytes_by_hop = {};  // the same bytes, by hop
+  // Host time in codec calls. On a GPU it covers the launches, not the kernels.
+  std::chrono::nanoseconds codec_time{0};
+  // Host time in transport calls: starts and waits on a CPU, launches on a GPU.
+  std::chrono::nanoseconds transfer_time{0};
+  // The part of transfer_time that went into waits, by hop.
+  std::array<std::chrono::nanoseconds, kMaxHops> wait_time = {};
+  // Times that the host has waited for the GPU. Only lossless gathers and their preparations do.
+  int host_waits = 0;
 
+  // Returns the bytes sent on all links.
   std::size_t wire_bytes() const { return intra_node_bytes + inter_node_bytes; }
 };
 
-class Preparations;
-
-// Begins a range of a profiler, named by a literal. The range ends with its result; null: no profiler is on.
+// Begins a range of a profiler. `name` is a string literal.
+// The range ends when the result is destroyed. A null result means that no profiler is on.
 using BeginRange = std::shared_ptr<void> (*)(const char* name);
+
+// --- Internal: between Communicator and the operations. A caller needs nothing below.
+
+class Preparations;
 
 // Resources of a collective, borrowed for one call.
 struct Resources {
@@ -46,10 +57,10 @@ struct Resources {
   Transport& transport;
   const World& world;
   Workspace& workspace;
-  StreamView stream;
-  CallStats& stats;
+  StreamView stream;                 // of the call: all codec work and transfers are ordered on it
+  CallStats& stats;                  // filled during the call
   Preparations& preparations;        // of lossless gathers
-  BeginRange begin_range = nullptr;  // around calls of the codec and the transport
+  BeginRange begin_range = nullptr;  // around calls of the codec and the transport; may be null
   std::uint64_t seed = 0;            // of stochastic rounding, different for each call
 };
 

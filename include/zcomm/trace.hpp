@@ -1,4 +1,4 @@
-// Trace of a call: what one rank's codec and transport are called for, recorded without data. Models of time read it.
+// Trace of a call: the calls of one rank's codec and transport, recorded without data. Models of time read it.
 #pragma once
 
 #include <cstddef>
@@ -10,22 +10,37 @@
 
 namespace zcomm {
 
+// One call of the codec or the transport.
 struct TraceStep {
-  enum class Kind : std::uint8_t { codec, transfer, wait };
+  enum class Kind : std::uint8_t {
+    codec,     // a batch of codec jobs
+    transfer,  // the start of a transfer, or of a group of them
+    wait,      // the wait for a transfer
+  };
   Kind kind;
-  std::size_t number = 0;     // launches of a GPU's codec; messages of a transfer, both ways; a wait's transfer, from 0
-  std::size_t num_bytes = 0;  // that a codec call reads and writes
-  LinkBytes sent = {};        // by a transfer
-  int num_ring_steps = 0;     // of a transport's own all_gather
+  // codec: launches on a GPU, counted as if all lossy formats were int8 or int4 rounded to nearest.
+  // transfer: messages, sends and receives together. wait: the number of the transfer, from 0.
+  std::size_t number = 0;
+  std::size_t num_bytes = 0;  // codec: bytes read and written
+  LinkBytes sent = {};        // transfer: bytes that this rank sends
+  int num_ring_steps = 0;     // transfer: steps of the transport's own all_gather, if it makes one
 };
 using Trace = std::vector<TraceStep>;
 
-// Returns the steps of one call, in the order in which a rank's thread makes them. `grouped`: the transport starts the
-// transfers of a pipeline's step together, as NCCL's does; else each at once. `again`: the gather repeats one whose
-// wires are kept in secondary shards. Throws ArgumentError as the call.
+// Returns the steps of one gather, in the order in which a rank's thread makes them. No byte moves, nothing is encoded.
+// With `grouped`, the transport starts the transfers of a pipeline step together, as over NCCL. Otherwise it starts
+// each at once.
+// With `again`, the gather repeats one that filled secondary shards.
+// Throws ArgumentError as Communicator::run() does.
 Trace trace_of(const GatherPlan& plan, bool grouped, bool again = false);
+
+// Returns the steps of one reduce_scatter. The plan must have no error feedback: ArgumentError otherwise.
 Trace trace_of(const ReducePlan& plan, bool grouped);
+
+// Returns the steps of one all_reduce. The plan must have no error feedback: ArgumentError otherwise.
 Trace trace_of(const AllReducePlan& plan, bool grouped);
+
+// Returns the steps of one exchange on this rank.
 Trace trace_of(const ExchangePlan& plan, bool grouped);
 
 }  // namespace zcomm

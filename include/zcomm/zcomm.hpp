@@ -1,4 +1,6 @@
-// All public headers.
+// All public headers. Include it, or only those that you need: communicator.hpp runs collectives, gather.hpp,
+// operation.hpp and exchange.hpp make them, and codec.hpp, transport.hpp, cuda.hpp and nccl.hpp make the parts of a
+// communicator.
 #pragma once
 
 #include "zcomm/block_format.hpp"

@@ -83,7 +83,11 @@ def _header(path: Path) -> str:
 
 def _cpp_page() -> str:
     headers = sorted((ROOT / "include/zcomm").glob("*.hpp"))
-    intro = "The headers of `find_package(zcomm)`. [Without torch](../communicator.md#from-c) has a program.\n"
+    intro = (
+        "The headers of `find_package(zcomm)`. [Without torch](../communicator.md#from-c) has a program. Comments say "
+        "what throws, on which stream work is queued, and how long memory is borrowed. What follows a line with "
+        "`Internal` is for other parts of zcomm.\n"
+    )
     return "\n".join(["# C++ API\n", intro, *(_header(header) for header in headers)])
 
 

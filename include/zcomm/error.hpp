@@ -8,7 +8,8 @@
 
 namespace zcomm {
 
-// Base of all exceptions of the library. Thrown itself for failures of CUDA, and for what a build lacks.
+// Base of all exceptions of the library. Thrown itself for failures of CUDA, for what a build lacks, and for bytes that
+// no encoder wrote.
 class [[gnu::visibility("default")]] Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

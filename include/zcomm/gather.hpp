@@ -58,7 +58,8 @@ using GatherPtr = std::shared_ptr<Gather>;
 // `secondary` makes the ranks of a node keep the wires of the gather between them (hpZ of ZeRO++). Topology::holder()
 // says which rank keeps a slot. A later call without an input rebuilds the outputs from these wires: it gives the same
 // bits, and sends nothing between nodes. On a GPU its stream must wait for the call that filled `secondary`.
-// A call without an input throws ArgumentError if there is no secondary shard.
+// A call without an input throws ArgumentError if there is no secondary shard. It requires an earlier call with an
+// input, which is not checked.
 //
 // A call with Arguments::wires leaves all wires there or in the secondary shard, and ignores the addresses of its
 // outputs. decode() can then write values later, when nothing else uses that memory.
@@ -90,7 +91,8 @@ GatherPtr make_all_gather(std::shared_ptr<const GatherPlan> plan, std::shared_pt
 //
 // On a GPU, kernels check what arrives: values of a wrong slot become NaN, and soon afterwards every call throws that
 // error, as after a failed transfer. A call throws ArgumentError during graph capture. One call at a time may use
-// `secondary`, on any stream. A call that was not prepared blocks the host once: see make_preparation().
+// `secondary`, on any stream. A call that was not prepared blocks the host once if there are other nodes: see
+// make_preparation().
 //
 // Example, with bfloat16 weights:
 //   const auto plan = std::make_shared<const LosslessPlan>(communicator.world(), shape_of(slots));
@@ -107,10 +109,9 @@ GatherPtr make_lossless_gather(std::shared_ptr<const LosslessPlan> plan,
 // preparation exchanges them for many gathers at a time.
 //
 // A call takes one input per gather, its shard, and no output. It encodes the differences and exchanges their sizes,
-// which blocks the host once. The next call of each gather then sends the prepared bytes, ignores its input, and never
-// blocks the host.
-// Prepared bytes stay in the workspace until that call, and the stream of the preparation must exist until then.
-// A shard that is prepared twice before its gather is sent whole.
+// which blocks the host once if there are other nodes. The next call of each gather then sends the prepared bytes,
+// ignores its input, and never blocks the host. Prepared bytes stay in the workspace until that call, and the stream of
+// the preparation must exist until then. A shard that is prepared twice before its gather is sent whole.
 //
 // Throws ArgumentError if there are no gathers, or if one is not lossless or is repeated. A call throws ArgumentError
 // on a transport that is not stream-ordered, where gathers need no preparation.

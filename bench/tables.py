@@ -207,7 +207,7 @@ def codec_cpu() -> list[str]:
 
 
 def of_words() -> list[str]:
-    """What a word of a format costs: times as long as without it."""
+    """Cost of format modifiers: times as long as without it."""
     source, rows = Source("codec"), []
     kinds = [kind for kind in source.kinds(["codec"]) if kind in results_file.CPUS]
     for word, operation in (("hadamard", "encode"), ("hadamard", "decode"), ("stochastic", "encode")):

@@ -22,7 +22,8 @@ class SecondaryHashes;
 struct SecondaryShard {
   std::span<std::byte> memory = {};              // exactly OperationMemory::secondary bytes, aligned to kWireAlignment
   std::shared_ptr<SecondaryHashes> hashes = {};  // of a lossless gather, which makes them in its first call
-  // Of a lossless gather: the gathers since whole values were sent, including that one. 0: it keeps no valid values.
+  // 0: it keeps no valid values, as before the first gather, during one and after one that failed. Else of a lossless
+  // gather, the gathers since whole values were sent, including that one.
   std::atomic<std::uint64_t> generation = 0;
   // Of a lossless gather: bytes that the last call sent to each holder in another node, with headers.
   std::atomic<std::uint64_t> sent_bytes = 0;
@@ -58,8 +59,7 @@ using GatherPtr = std::shared_ptr<Gather>;
 // `secondary` makes the ranks of a node keep the wires of the gather between them (hpZ of ZeRO++). Topology::holder()
 // says which rank keeps a slot. A later call without an input rebuilds the outputs from these wires: it gives the same
 // bits, and sends nothing between nodes. On a GPU its stream must wait for the call that filled `secondary`.
-// A call without an input throws ArgumentError if there is no secondary shard. It requires an earlier call with an
-// input, which is not checked.
+// A call without an input throws ArgumentError unless an earlier call has filled the secondary shard.
 //
 // A call with Arguments::wires leaves all wires there or in the secondary shard, and ignores the addresses of its
 // outputs. decode() can then write values later, when nothing else uses that memory.

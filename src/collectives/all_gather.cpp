@@ -68,13 +68,18 @@ class GatheredWires {
   std::byte* base_;
 };
 
+std::byte* bytes_of(const SecondaryShard* secondary) {
+  return secondary == nullptr ? nullptr : secondary->memory.data();
+}
+
 class AllGather final : public Stages {
  public:
   AllGather(const Resources& r, const GatherPlan& plan, std::span<const ConstTensorView> shard,
-            std::span<const TensorView> slots, std::byte* secondary, std::span<std::byte> wires,
+            std::span<const TensorView> slots, SecondaryShard* secondary, std::span<std::byte> wires,
             std::size_t hop_of_call)
       : r_(r),
         plan_(plan),
+        secondary_(secondary),
         shard_(shard, 1),
         slots_(slots),
         is_again_(shard.empty()),
@@ -84,7 +89,7 @@ class AllGather final : public Stages {
         hop_of_call_(hop_of_call),
         scratch_(r.workspace, leaves_wires_ ? 0 : GatheredWires::largest(plan) * static_cast<std::size_t>(depth()),
                  r.stream),
-        wires_(plan, secondary, leaves_wires_ ? plan.num_chunks() : depth(),
+        wires_(plan, bytes_of(secondary), leaves_wires_ ? plan.num_chunks() : depth(),
                leaves_wires_ ? wires.data() : scratch_.data()),
         first_hop_(depth()),
         second_hop_(depth()) {}
@@ -129,6 +134,7 @@ class AllGather final : public Stages {
     } else {
       finish_transfer(r_, first_hop_[chunk], hop_of_call_);
     }
+    if (secondary_ != nullptr && !is_again_ && chunk == num_chunks() - 1) ++secondary_->generation;
     if (leaves_wires_) return;
     decodes_.clear();
     wires_.add_decodes(slots_, chunk, decodes_);
@@ -137,6 +143,7 @@ class AllGather final : public Stages {
 
   const Resources& r_;
   const GatherPlan& plan_;
+  SecondaryShard* const secondary_;
   const SlotViews<ConstTensorView> shard_;
   const std::span<const TensorView> slots_;
   const bool is_again_;
@@ -183,10 +190,9 @@ class AllGatherOperation final : public Gather {
     const std::vector<TensorView> slots =
         joined_slots(arguments.outputs, plan_->segments(), plan_->slots().lengths.size());
     check_argument(!slots.empty() && shape_of(slots) == plan_->slots(), "outputs: expected slots of ", plan_->slots(),
-                   ", got others");
+                   ", got ", shape_of(slots));
     check_wires(*this, arguments.wires);
-    std::byte* const secondary = secondary_ == nullptr ? nullptr : secondary_->memory.data();
-    const GatheredWires wires(*plan_, secondary, plan_->num_chunks(), arguments.wires.data());
+    const GatheredWires wires(*plan_, bytes_of(secondary_.get()), plan_->num_chunks(), arguments.wires.data());
     std::vector<Decode> jobs;
     for (std::int64_t chunk = 0; chunk < plan_->num_chunks(); ++chunk) {
       wires.add_decodes(arguments.outputs, chunk, jobs);
@@ -204,8 +210,10 @@ class AllGatherOperation final : public Gather {
     check_apart(r, given.inputs, given.outputs, "shard");
     check_plan(r, *plan_, shape_of(slots));
     if (secondary_ != nullptr) check_secondary(*secondary_, plan_->secondary_bytes());
-    check_argument(secondary_ != nullptr || !is_again(arguments),
-                   "inputs: expected a shard, as nothing is kept, got none");
+    if (!is_again(arguments)) return;
+    check_argument(secondary_ != nullptr, "inputs: expected a shard, as nothing is kept, got none");
+    check_argument(secondary_->generation > 0,
+                   "secondary: expected a shard that a gather has filled, got one that is empty");
   }
   std::string signature(const Arguments& arguments, bool) const override {
     if (is_again(arguments)) return "gather_secondary " + plan_->description() + kUnchanged;
@@ -218,9 +226,9 @@ class AllGatherOperation final : public Gather {
     return plan_->is_in_one_hop() ? topology.others(rank) : topology.peers(rank);
   }
   std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
+    if (secondary_ != nullptr && !is_again(arguments)) secondary_->generation = plan_->num_chunks() == 0 ? 1 : 0;
     if (plan_->num_chunks() == 0) return nullptr;
-    std::byte* const secondary = secondary_ == nullptr ? nullptr : secondary_->memory.data();
-    return all_gather_stages(r, *plan_, arguments.inputs, arguments.outputs, secondary, arguments.wires);
+    return all_gather_stages(r, *plan_, arguments.inputs, arguments.outputs, secondary_.get(), arguments.wires);
   }
 
  private:
@@ -232,7 +240,8 @@ class AllGatherOperation final : public Gather {
 
 std::unique_ptr<Stages> all_gather_stages(const Resources& resources, const GatherPlan& plan,
                                           std::span<const ConstTensorView> shard, std::span<const TensorView> slots,
-                                          std::byte* secondary, std::span<std::byte> wires, std::size_t hop_of_call) {
+                                          SecondaryShard* secondary, std::span<std::byte> wires,
+                                          std::size_t hop_of_call) {
   return std::make_unique<AllGather>(resources, plan, shard, slots, secondary, wires, hop_of_call);
 }
 

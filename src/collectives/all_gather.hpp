@@ -9,12 +9,12 @@
 
 namespace zcomm {
 
-// Makes the stages of make_all_gather(); fills the memory `secondary` unless it is null, and `wires` in place of the
+// Makes the stages of make_all_gather(); fills `secondary` unless it is null, and `wires` in place of the
 // slots unless it is empty. Without a shard, gathers from the `secondary` of all ranks of the node. `hop_of_call`: the
 // number of the first hop. The arguments must outlive the stages; there is at least one chunk.
 std::unique_ptr<Stages> all_gather_stages(const Resources& resources, const GatherPlan& plan,
                                           std::span<const ConstTensorView> shard, std::span<const TensorView> slots,
-                                          std::byte* secondary = nullptr, std::span<std::byte> wires = {},
+                                          SecondaryShard* secondary = nullptr, std::span<std::byte> wires = {},
                                           std::size_t hop_of_call = 0);
 
 // Tells whether a call repeats a gather from kept values.

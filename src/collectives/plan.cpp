@@ -118,6 +118,7 @@ std::vector<int> in_order_of_hops(const Topology& topology, int rank) {
 
 // Returns the elements of all but the last slots of a tensor.
 std::int64_t shard_of_whole_blocks(std::int64_t num_elements, int size, HopFormats formats) {
+  check_argument(num_elements >= 0, "num_elements: expected at least 0, got ", num_elements);
   const std::int64_t granule = granule_of(formats);
   const std::int64_t even = (num_elements + size - 1) / size;
   return (even + granule - 1) / granule * granule;
@@ -205,6 +206,10 @@ LosslessPlan::LosslessPlan(World world, const SlotShape& slots, GatherSegments s
   description_ = slots_.to_string() + " by differences";
   if (!segments.empty()) {
     checked(slots_, world_, segments);
+    for (const Segment<BlockFormat>& segment : segments) {
+      check_argument(segment.format.kind == ElementKind::exact, "segments: expected exact ones, got ",
+                     segment.format.to_string());
+    }
     segments_.assign(segments.begin(), segments.end());
   }
   cut_at_segments();

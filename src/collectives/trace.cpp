@@ -178,6 +178,7 @@ Trace trace_of(const GatherPlan& plan, bool grouped, bool again) {
   if (again) {
     secondary = std::make_shared<SecondaryShard>();
     secondary->memory = {memory.acquire(plan.secondary_bytes(), {}), plan.secondary_bytes()};
+    secondary->generation = 1;  // as a gather leaves it
   }
   const OperationPtr gather = make_all_gather(std::make_shared<const GatherPlan>(plan), std::move(secondary));
   const std::span<const ConstTensorView> inputs(&shard, again ? 0 : 1);

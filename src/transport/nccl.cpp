@@ -348,7 +348,7 @@ void NcclTransport::wait(NcclGroup& group, StreamView stream) {
 }
 
 void NcclTransport::give_up(const NcclGroup& group) noexcept {
-  fail(call()->in(), TransportError("this rank stopped between the start of a transfer and its end"), /*ask=*/false);
+  fail(call()->in(), TransportError("this rank abandoned a transfer before it completed"), /*ask=*/false);
   if (group.call == nullptr || group.is_captured) return;
   // Waits, because the transfer's memory may be freed as soon as this returns.
   const Clock::time_point latest = Clock::now() + kCloseTimeout;

@@ -358,5 +358,14 @@ TEST_CASE("plans: the words that ranks compare tell shapes and segments apart") 
   CHECK(two != words({{12, 12}}, {{5, int8}, {7, {}}}));
 }
 
+TEST_CASE("plans: lengths below 0, and differences of encoded values, are refused") {
+  const World world{Topology(std::vector<int>{0, 0}), 0};
+  CHECK_THROWS_WITH_AS(AllReducePlan(world, -64, DType::float32, HopFormats::parse("int8:64")),
+                       doctest::Contains("num_elements: expected at least 0, got -64"), ArgumentError);
+  const Segment<BlockFormat> lossy{8, BlockFormat::parse("int8:32")};
+  CHECK_THROWS_WITH_AS(LosslessPlan(world, {{8, 8}, DType::bfloat16}, GatherSegments(&lossy, 1)),
+                       doctest::Contains("segments: expected exact ones, got int8:32"), ArgumentError);
+}
+
 }  // namespace
 }  // namespace zcomm

@@ -174,6 +174,23 @@ TEST_CASE("gathers that leave wires: room of another size, and operations withou
                        ArgumentError);
 }
 
+TEST_CASE("secondary shards: a gather from one that no gather has filled is refused") {
+  const auto communicators = test::make_communicators({0});
+  Values whole(64);
+  const TensorView slot = view(whole);
+  const Segment<BlockFormat> segment{64, BlockFormat::parse("int8:64")};
+  const GatherPlan plan(communicators[0]->world(), SlotShape{{64}}, GatherSegments(&segment, 1));
+  std::vector<Unit> memory(64);
+  const auto secondary = std::make_shared<SecondaryShard>();
+  secondary->memory = {memory.data()->bytes, plan.secondary_bytes()};
+  CHECK_THROWS_WITH_AS(test::gather_again(*communicators[0], plan, {&slot, 1}, secondary, 20s),
+                       doctest::Contains("secondary: expected a shard that a gather has filled"), ArgumentError);
+  test::gather(*communicators[0], plan, slot, {&slot, 1}, 20s, {}, secondary);
+  CHECK(secondary->generation == 1);
+  test::gather_again(*communicators[0], plan, {&slot, 1}, secondary, 20s);
+  CHECK(secondary->generation == 1);
+}
+
 TEST_CASE("secondary shards: ranks that disagree on a gather say so") {
   const auto communicators = test::make_communicators({0, 0});
   CHECK_THROWS_WITH_AS(test::run_ranks(2,
@@ -187,6 +204,8 @@ TEST_CASE("secondary shards: ranks that disagree on a gather say so") {
                                          std::vector<Unit> secondary(64);
                                          const auto data = std::make_shared<SecondaryShard>();
                                          data->memory = {secondary.data()->bytes, plan.secondary_bytes()};
+                                         test::gather(communicator, plan, slots[static_cast<std::size_t>(rank)], slots,
+                                                      20s, {}, data);
                                          if (rank == 0) {
                                            test::gather_again(communicator, plan, slots, data, 20s);
                                          } else {

@@ -66,7 +66,7 @@ def before_first_use(observe: Callable[[Any], None]) -> None:
 
 
 def find_groups() -> None:
-    """Add the groups of before watch_fsdp2() to ``used_groups``. It looks at all objects of the process."""
+    """Add parameter groups made before watch_fsdp2() to ``used_groups``. Scans all objects of the process."""
     used_groups.update(one for one in gc.get_objects() if issubclass(type(one), _Group))
 
 

@@ -27,10 +27,10 @@ def keep_states_exact() -> None:
         setattr(owner, name, _forced_exact(getattr(owner, name)))
 
 
-def _forced_exact(broadcast: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(broadcast)
+def _forced_exact(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         with exact():
-            return broadcast(*arguments, **named)
+            return function(*arguments, **named)
 
     return call

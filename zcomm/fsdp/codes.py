@@ -111,7 +111,7 @@ def find_codes(parts: Sequence[Part], group: dist.ProcessGroup) -> tuple[list[bo
 def tell_of_codes(found: str, owner: str, backend: _c10d.ProcessGroup) -> None:
     """Log on one rank that these parameters were found by their values; raise RuntimeError where strict forbids it."""
     if found and backend.is_strict:
-        raise RuntimeError(f"strict=True forbids that {found} stays exact, taken for packed codes by its values")
+        raise RuntimeError(f"strict=True, but {found} would be sent uncompressed: its values look like packed codes")
     if found and backend.rank() == 0:
         _log.warning("%s: %s taken for packed codes, as the values cannot be weights: left exact", owner, found)
 

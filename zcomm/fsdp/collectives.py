@@ -169,7 +169,7 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
         layout = Layout(output, shard, gathered, owner.rule, planned_dtype(shard, gathered))
         may_tell = backend.is_strict or not notices.has_told("floats")
         if may_tell and layout.hides_floats and layout.would_plan(torch.float32, backend):
-            what = "gathers floats among the bytes of others, and would compress them in a module apart"
+            what = "mixes float parameters with byte tensors; a separate FSDP module would compress them"
             notices.tell_exact("floats", what, backend)
         codes, found = self._codes.find(parts_of_params(owner.name, owner.params), group)
         tell_of_codes(found, owner.name, backend)

@@ -116,7 +116,7 @@ def check_formats(weights: str | None, gradients: str | None) -> None:
 
 
 class Compression:
-    """What :func:`compress` returns: it counts, and takes the settings back.
+    """Handle that :func:`compress` returns. It has the statistics, and disables compression.
 
     *Secondary shards.* The ranks of a node keep the weights that they have gathered among them: L ranks an L-th of the
     model each, as compressed bytes, or with ``weights="lossless"`` as values of 2 bytes. A gather of weights that have

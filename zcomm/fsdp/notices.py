@@ -28,5 +28,5 @@ class Notices:
     def tell_exact(self, about: str, what: str, backend: _c10d.ProcessGroup) -> None:
         """Tell why calls of this kind stay exact; raise RuntimeError where that is forbidden."""
         if backend.is_strict:
-            raise RuntimeError(f"strict=True forbids that a call goes out exact: {self.name} {what}")
+            raise RuntimeError(f"strict=True, but a call would be sent uncompressed: {self.name} {what}")
         self.tell(about, f"{what}: left exact")

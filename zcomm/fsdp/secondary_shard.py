@@ -233,10 +233,10 @@ class SecondaryShard:
         """Raise RuntimeError if a kernel has found a change of weights that PyTorch did not count."""
         if self._mark is not None and self._mark.has_changed:
             raise RuntimeError(
-                f"{self._notices.name}: its weights have changed in a way that PyTorch does not count, and gathers "
-                "since then gave NaN, or wrong values where bytes have none: call invalidate() of what "
-                "zcomm.fsdp.compress returned on all ranks after such a change. Bytes that a cast makes at "
-                "random need keep_in_node=False"
+                f"{self._notices.name}: its weights were modified without a version bump, for example through .data; "
+                "gathers since then returned NaN, or stale bytes where the dtype has no NaN. Call "
+                "Compression.invalidate() on all ranks after such a change. Bytes that a cast makes at random "
+                "require keep_in_node=False"
             )
 
     def _version_of(self, shard: torch.Tensor | None = None) -> WeightsVersion | None:

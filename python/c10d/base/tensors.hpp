@@ -11,7 +11,6 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
-#include "c10d/policy/policy.hpp"
 #include "zcomm/codec.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/stream.hpp"
@@ -45,10 +44,6 @@ void add_segments(Views& views, const std::vector<at::Tensor>& tensors, int size
     }
   }
 }
-
-// Describes a call for the policy; `whole` is the gathered, scattered or reduced tensor, in parts.
-Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole,
-              const ::c10d::ReduceOp& op = ::c10d::ReduceOp::SUM);
 
 // Tells whether a gathered shard is the memory of this rank's slot of the output.
 inline bool is_own_slot(const at::Tensor& shard, const at::Tensor& output, int rank) {

@@ -37,22 +37,27 @@ CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<Zcom
           errors_) {}
 
 const Topology& CompressedCalls::topology() {
-  if (is_agreed_.load(std::memory_order_acquire)) return *topology_;
+  if (is_agreed_.load(std::memory_order_acquire)) return host_world_->topology;
   const std::lock_guard lock(topology_mutex_);
-  if (topology_) return *topology_;
+  if (host_world_) return host_world_->topology;
   try {
-    topology_.emplace(call_python(hooks_.agree));
+    const Topology agreed(call_python(hooks_.agree));
+    const auto chunk_bytes = [this](std::size_t by_device) {
+      const std::optional<int>& chosen = options_->chunk_bytes;
+      return chosen ? static_cast<std::size_t>(*chosen) : by_device;
+    };
+    device_world_ = {agreed, rank_, chunk_bytes(default_gpu_chunk_bytes(size_))};
+    host_world_ = {agreed, rank_, chunk_bytes(kDefaultChunkBytes)};
   } catch (const Error& error) {
     std::rethrow_exception(errors_->record(error));
   }
   is_agreed_.store(true, std::memory_order_release);
-  return *topology_;
+  return host_world_->topology;
 }
 
-World CompressedCalls::world(at::DeviceType device) {
-  const std::size_t by_device = device == at::kCPU ? kDefaultChunkBytes : default_gpu_chunk_bytes(size_);
-  const std::optional<int>& chosen = options_->chunk_bytes;
-  return {topology(), rank_, chosen ? static_cast<std::size_t>(*chosen) : by_device};
+const World& CompressedCalls::world(at::DeviceType device) {
+  topology();
+  return (device == at::kCPU ? host_world_ : device_world_).value();
 }
 
 void CompressedCalls::check_open() {
@@ -106,8 +111,8 @@ std::uint64_t CompressedCalls::seed_of(std::uint64_t call_in_step) const {
 
 WorkPtr CompressedCalls::launch(Request&& request, OperationPtr operation) {
   const at::DeviceType device = request.device().type();
-  JobPtr job =
-      operation ? make_job(std::move(request), std::move(operation)) : make_job(std::move(request), world(device));
+  JobPtr job = operation ? make_job(std::move(request), std::move(operation))
+                         : make_job(std::move(request), world(device), plan_cache_);
   job->sequence_number = num_calls_.load();
   // Draws seeds when calls are launched, not when they run, so that they belong to their step.
   job->seed = seed_of(job->settings.rehearsal ? 0 : calls_in_step_.fetch_add(1));

@@ -62,7 +62,7 @@ class CompressedCalls {
   // Compares the ranks' options at the first call, and throws the difference. Thread-safe.
   const Topology& topology();
   // For the operations of calls on tensors of `device`.
-  World world(at::DeviceType device);
+  const World& world(at::DeviceType device);
 
   // Starts a request on the device of its tensors, with a planned operation if there is one. Keeps its work, too, while
   // calls are coalesced.
@@ -88,8 +88,10 @@ class CompressedCalls {
   InnerGroups& inner_;
   const PythonHooks& hooks_;
   const std::shared_ptr<GroupErrors> errors_;
-  std::mutex topology_mutex_;  // guards the next one until ranks agree
-  std::optional<Topology> topology_;
+  std::mutex topology_mutex_;  // guards the next two until ranks agree
+  std::optional<World> host_world_;
+  std::optional<World> device_world_;
+  PlanCache plan_cache_;
   std::atomic<bool> is_agreed_{false};
   Profilers profilers_;
   Telemetry telemetry_;

@@ -152,10 +152,30 @@ OperationPtr make_operation(const Request& request, World world) {
   throw ArgumentError("collective: expected one whose operation can be held, got an exchange");
 }
 
-JobPtr make_job(Request&& request, World world) {
+OperationPtr PlanCache::find(const Request& request, const World& world) {
+  const bool is_reduction = request.call.collective == Collective::reduce_scatter;
+  const std::vector<at::Tensor>& whole = is_reduction ? request.inputs : request.outputs;
+  const Key key{request.call.collective,  request.settings.policy.formats_of(request.call.collective),
+                whole[0].device().type(), whole[0].scalar_type(),
+                elements_of(whole),       request.root,
+                request.in_one_hop};
+  const std::lock_guard lock(mutex_);
+  for (const auto& [known, operation] : entries_) {
+    if (known == key) return operation;
+  }
+  OperationPtr made = make_operation(request, world);
+  if (entries_.size() < kCapacity) {
+    entries_.emplace_back(key, made);
+  } else {
+    entries_[num_replaced_++ % kCapacity] = {key, made};
+  }
+  return made;
+}
+
+JobPtr make_job(Request&& request, const World& world, PlanCache& cache) {
   auto job = std::make_unique<Job>(std::move(request));
-  if (is_exchange(job->call.collective) && job->call.collective != Collective::broadcast) {
-    ExchangePlan plan = plan_exchange(*job, std::move(world));
+  if (traits_of(job->call.collective).has_exchange_plan) {
+    ExchangePlan plan = plan_exchange(*job, world);
     add_parts(job->read, job->inputs, plan.sent(), plan.dtype());
     add_parts(job->written, job->outputs, plan.received(), plan.dtype());
     if (job->outputs.empty()) job->outputs = job->inputs;
@@ -170,7 +190,7 @@ JobPtr make_job(Request&& request, World world) {
     job->written.clear();
     add_views(*job, world);
   }
-  job->operation = make_operation(*job, std::move(world));
+  job->operation = cache.find(*job, world);
   return job;
 }
 

@@ -176,8 +176,8 @@ std::optional<BlockFormat> SendRecv::format_of(const at::Tensor& tensor, int pee
       format.kind == ElementKind::exact || (format.kind == ElementKind::bf16 && tensor.element_size() == 2);
   if (keeps_all || !call.floating_point || is_small) return std::nullopt;
   if (call.dtype && call.contiguous) return format;
-  TORCH_CHECK(!policy.strict, "zcomm: strict=True forbids that a message of ", call.num_bytes,
-              " bytes goes out exact: expected a contiguous float32, bfloat16 or float16 tensor, got ",
+  TORCH_CHECK(!policy.strict, "zcomm: strict=True, but a message of ", call.num_bytes,
+              " bytes would be sent uncompressed: expected a contiguous float32, bfloat16 or float16 tensor, got ",
               tensor.scalar_type(), " with strides ", tensor.strides());
   return std::nullopt;
 }

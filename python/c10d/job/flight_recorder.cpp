@@ -135,7 +135,7 @@ RecordedCall recorded_call(const Request& request) {
 RecordedCall recorded_call(const Job& job) {
   const std::int64_t written = total_of(job.written);
   std::int64_t read = total_of(job.read);
-  if (job.call.collective == Collective::all_reduce || job.call.collective == Collective::broadcast) read = written;
+  if (traits_of(job.call.collective).is_in_place) read = written;
   const bool is_preparation = !job.shares.empty();
   if (job.call.collective == Collective::all_gather && !is_preparation) {  // perhaps of kept values
     read = written / job.operation->world().topology.size();

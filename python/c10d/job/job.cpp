@@ -20,10 +20,7 @@ void Job::run(const std::function<Communicator&()>& connect, StreamView stream, 
 const char* Job::title() const {
   if (!shares.empty()) return "zcomm:prepare_lossless";
   if (call.collective == Collective::all_gather && read.empty()) return "zcomm:gather_secondary";
-  constexpr std::array titles{"zcomm:all_gather", "zcomm:reduce_scatter", "zcomm:all_reduce", "zcomm:all_to_all",
-                              "zcomm:gather",     "zcomm:scatter",        "zcomm:broadcast"};
-  static_assert(titles.size() == kCollectives.size());
-  return titles[static_cast<std::size_t>(call.collective)];
+  return traits_of(call.collective).title;
 }
 
 }  // namespace zcomm::c10d_binding

@@ -6,11 +6,13 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 #include <vector>
 
+#include "c10d/policy/policy.hpp"
 #include "stats.hpp"
 #include "zcomm/gather.hpp"
 #include "zcomm/operation.hpp"
@@ -62,5 +64,9 @@ struct Request {
   std::vector<std::pair<SitePtr, std::int64_t>> shares;  // of a preparation: sites of the gathers, and their shares of
                                                          // the bytes between nodes
 };
+
+// Describes a call for the policy; `whole` is the gathered, scattered or reduced tensor, in parts.
+Call describe(Collective collective, Form form, const at::Tensor& shard, std::span<const at::Tensor> whole,
+              const ::c10d::ReduceOp& op = ::c10d::ReduceOp::SUM);
 
 }  // namespace zcomm::c10d_binding

@@ -35,8 +35,7 @@ using Encoded = std::tuple<const char*, BlockFormat, std::vector<ConstTensorView
 
 std::vector<Encoded> encoded_by(const Communicator& communicator, Collective collective,
                                 std::span<const ConstTensorView> slots, HopFormats formats, std::size_t min_bytes) {
-  const bool is_one_format = collective == Collective::all_gather || collective == Collective::broadcast;
-  if (is_one_format) return {{"all", formats.intra_node, {slots[0]}}};
+  if (traits_of(collective).has_one_format) return {{"all", formats.intra_node, {slots[0]}}};
   const Topology& topology = communicator.topology();
   const int rank = communicator.rank();
   std::vector<int> intra_node, inter_node;
@@ -138,10 +137,8 @@ void Telemetry::count(const Job& job, const std::string& site, std::span<const C
     const ErrorKey error_key{key.first, key.second, link, format.to_string()};
     const ConstTensorView values = piece_of(encoded, errors_[error_key].samples, block_of(format));
     // A gathered or exchanged value is rounded to its type again; the terms of a sum are float32.
-    const bool is_sum =
-        job.call.collective == Collective::reduce_scatter || job.call.collective == Collective::all_reduce;
-    sample(error_key, values, format, is_sum ? DType::float32 : values.dtype, job.outputs[0].device(), communicator,
-           stream);
+    const DType decoded_dtype = traits_of(job.call.collective).is_sum ? DType::float32 : values.dtype;
+    sample(error_key, values, format, decoded_dtype, job.outputs[0].device(), communicator, stream);
   }
 }
 

@@ -12,11 +12,22 @@
 
 namespace zcomm {
 
-std::string_view to_string(Collective collective) {
-  constexpr auto kNames = std::to_array<std::string_view>(
-      {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "gather", "scatter", "broadcast"});
-  static_assert(kNames.size() == kCollectives.size());
-  return kNames.at(static_cast<std::size_t>(collective));
+const CollectiveTraits& traits_of(Collective collective) {
+  static constexpr auto kTraits = std::to_array<CollectiveTraits>({
+      {.name = "all_gather", .title = "zcomm:all_gather", .has_one_format = true},
+      {.name = "reduce_scatter", .title = "zcomm:reduce_scatter", .is_sum = true},
+      {.name = "all_reduce", .title = "zcomm:all_reduce", .is_sum = true, .is_in_place = true},
+      {.name = "all_to_all", .title = "zcomm:all_to_all", .is_exchange = true, .has_exchange_plan = true},
+      {.name = "gather", .title = "zcomm:gather", .is_exchange = true, .has_exchange_plan = true},
+      {.name = "scatter", .title = "zcomm:scatter", .is_exchange = true, .has_exchange_plan = true},
+      {.name = "broadcast",
+       .title = "zcomm:broadcast",
+       .is_exchange = true,
+       .has_one_format = true,
+       .is_in_place = true},
+  });
+  static_assert(kTraits.size() == kCollectives.size());
+  return kTraits.at(static_cast<std::size_t>(collective));
 }
 
 std::string_view to_string(Verdict verdict) {
@@ -117,12 +128,9 @@ HopFormats Policy::formats_of(Collective collective) const {
       return all_reduce;
     case Collective::all_to_all:
       return all_to_all.value_or(exchanges);
-    case Collective::gather:
-    case Collective::scatter:
-    case Collective::broadcast:
+    default:
       return exchanges;
   }
-  throw ArgumentError("collective: unknown value");
 }
 
 void Policy::narrow_to(const std::string& description) {
@@ -202,9 +210,9 @@ void enforce_strict(const Policy& policy, const Call& call, Verdict verdict) {
     default:
       return;
   }
-  throw Error("strict=True forbids that a " + std::string(to_string(call.collective)) + " of " +
-              std::to_string(call.num_bytes) + " bytes goes out exact (reason: " + std::string(to_string(verdict)) +
-              "): " + remedy +
+  throw Error("strict=True, but a call of " + std::string(to_string(call.collective)) + " with " +
+              std::to_string(call.num_bytes) +
+              " bytes would be sent uncompressed (reason: " + std::string(to_string(verdict)) + "): " + remedy +
               "; groups={'PATTERN': ...} opts in or out for the groups of a name; or call it under zcomm.exact()");
 }
 

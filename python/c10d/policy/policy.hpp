@@ -18,11 +18,22 @@ enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce, a
 inline constexpr std::array kCollectives{Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce,
                                          Collective::all_to_all, Collective::gather,         Collective::scatter,
                                          Collective::broadcast};
-// Tells whether values move unsummed from rank to rank (exchange.hpp, broadcasts). Such calls are compressed in any
-// form if their format says so, whatever Choice::automatic finds: ranks may send different lengths, which no rehearsal
-// can repeat.
-constexpr bool is_exchange(Collective collective) { return collective >= Collective::all_to_all; }
-std::string_view to_string(Collective collective);
+
+// What the planner and observers know of a collective.
+struct CollectiveTraits {
+  std::string_view name;
+  const char* title;  // of its events in profilers
+  // The option `exchanges` has its formats. Such calls are compressed in any form, whatever Choice::automatic finds:
+  // ranks may send different lengths, which no rehearsal can repeat.
+  bool is_exchange = false;
+  bool has_exchange_plan = false;  // see exchange.hpp
+  bool is_sum = false;             // values are decoded to float32 and added
+  bool has_one_format = false;     // on all links: a rank encodes its own values once
+  bool is_in_place = false;        // the output is the input, so a rank reads as many elements as it writes
+};
+const CollectiveTraits& traits_of(Collective collective);
+inline std::string_view to_string(Collective collective) { return traits_of(collective).name; }
+inline bool is_exchange(Collective collective) { return traits_of(collective).is_exchange; }
 
 // Form of a call's tensors.
 enum class Form : std::uint8_t {

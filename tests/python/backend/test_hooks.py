@@ -105,7 +105,19 @@ def test_a_call_shows_its_tensors_and_bytes() -> None:
     run(body, nodes=[0, 1], options=zcomm.Options(forms="out_of_place"))
 
 
-def test_calls_of_fsdp2_name_their_modules_and_rehearsals_are_not_seen() -> None:
+def test_rehearsals_are_not_seen() -> None:
+    def body() -> None:
+        seen = recorded()
+        for _ in range(3):
+            gather(mine())
+        stats = zcomm.stats()
+        assert stats.rehearsals.calls > 0
+        assert len(seen) == 2 * 3 and {collective for _, collective, _ in seen} == {"_all_gather_base"}
+
+    run(body, nodes=[0, 1], options=zcomm.Options(compress="auto", min_bytes=1))
+
+
+def test_calls_of_fsdp2_name_their_modules() -> None:
     def body() -> None:
         calls: list[Any] = []
         zcomm.register_hook(pre=calls.append)
@@ -120,7 +132,7 @@ def test_calls_of_fsdp2_name_their_modules_and_rehearsals_are_not_seen() -> None
         assert len(compressed) == stats.all_gather.calls + stats.reduce_scatter.calls > 0
         assert {call.site for call in compressed if call.inputs} >= {"0", "1"}
 
-    run(body, nodes=[0, 1], options=zcomm.Options(compress="auto"))
+    run(body, nodes=[0, 1])
 
 
 def test_an_error_before_a_call_is_that_of_the_call_and_moves_nothing() -> None:

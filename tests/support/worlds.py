@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import datetime
 import faulthandler
+import gc
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -158,6 +159,7 @@ def _outcome(folder: Path, rank: int, exit_code: int | None, stuck: bool, second
 
 
 def _rank_main(function: Callable[[], Any], rank: int, world: World, folder: Path) -> None:
+    gc.freeze()  # so that no gc.collect() looks through, and copies, all that this process had before the fork
     with open(folder / f"stacks{rank}", "w") as stacks:
         faulthandler.enable(stacks)
         faulthandler.register(signal.SIGUSR1, stacks)

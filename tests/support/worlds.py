@@ -9,6 +9,8 @@ import contextlib
 import dataclasses
 import datetime
 import faulthandler
+import gc
+import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -37,6 +39,10 @@ LEAVE_SECONDS = 1.0  # for the other ranks to be done, too; a test may well wait
 
 # A launcher around pytest must not decide the nodes, and the user's own settings must not decide the tests.
 HIDDEN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+# What groups, functional collectives and DTensor load when they are first used. Loaded once, before the fork: in each
+# rank it takes longer than all the rest of a world's start.
+LOADED_BY_RANKS = ("encodings.ascii", "encodings.idna", "torch._dynamo", "zcomm._deepspeed", "zcomm.fsdp.adoption")
 
 _fork = multiprocessing.get_context("fork")
 torch.set_num_threads(1)  # OpenMP's threads are not forked, and ranks would wait for them for ever
@@ -99,8 +105,8 @@ def collect(
 
     ``grace``: the seconds that ranks get to end by themselves after the first one has failed.
     """
-    import torch._dynamo  # noqa: F401  functional collectives and DTensor load it: here, not in each rank
-
+    for module in LOADED_BY_RANKS:
+        importlib.import_module(module)
     world = World(size=size, **fields)
     with tempfile.TemporaryDirectory(prefix="zcomm-world-") as folder:
         started = time.monotonic()
@@ -153,6 +159,7 @@ def _outcome(folder: Path, rank: int, exit_code: int | None, stuck: bool, second
 
 
 def _rank_main(function: Callable[[], Any], rank: int, world: World, folder: Path) -> None:
+    gc.freeze()  # so that no gc.collect() looks through, and copies, all that this process had before the fork
     with open(folder / f"stacks{rank}", "w") as stacks:
         faulthandler.enable(stacks)
         faulthandler.register(signal.SIGUSR1, stacks)

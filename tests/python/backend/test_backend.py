@@ -42,11 +42,15 @@ def cases(formats: str) -> Iterator[tuple[int, int, torch.dtype]]:
 def test_all_gather_gives_the_bits_of_the_reference(nodes: list[int], format: str) -> None:
     """Replicas agree, on any shape, dtype, node layout and rank order; chunks change nothing."""
 
+    given = {
+        (seed, num, dtype): [data(rank, num, dtype, seed) for rank in range(len(nodes))]
+        for seed, num, dtype in cases(format)
+    }
+    wanted = {case: all_gather(shards, format) for case, shards in given.items()}  # once: no rank computes it again
+
     def body() -> None:
-        for seed, num, dtype in cases(format):
-            shards = [data(rank, num, dtype, seed) for rank in range(len(nodes))]
-            want = all_gather(shards, format)
-            assert_same_bits(gather(shards[dist.get_rank()]), want, (format, num, dtype))
+        for case, want in wanted.items():
+            assert_same_bits(gather(given[case][dist.get_rank()]), want, (format, case))
 
     run(body, len(nodes), nodes=nodes, options=options(all_gather=format, chunk_bytes=4096))
 
@@ -75,16 +79,20 @@ def test_reduce_scatter_gives_the_bits_of_the_reference(nodes: list[int], format
 def test_all_reduce_gives_the_bits_of_the_reference(nodes: list[int], formats: str) -> None:
     """Every rank holds the same bits, for any number of elements."""
 
-    def body() -> None:
-        size, rank = len(nodes), dist.get_rank()
-        for seed, num, dtype in cases(formats):
-            inputs = [data(sender, num, dtype, seed) for sender in range(size)]
-            want = all_reduce(inputs, formats, nodes, 1.0 / size)
-            tensor = inputs[rank].clone()
-            dist.all_reduce(tensor, dist.ReduceOp.AVG)
-            assert_same_bits(tensor, want, (formats, num, dtype))
+    size = len(nodes)
+    given = {
+        (seed, num, dtype): [data(rank, num, dtype, seed) for rank in range(size)]
+        for seed, num, dtype in cases(formats)
+    }
+    wanted = {case: all_reduce(inputs, formats, nodes, 1.0 / size) for case, inputs in given.items()}
 
-    run(body, len(nodes), nodes=nodes, options=options(all_reduce=formats, chunk_bytes=4096))
+    def body() -> None:
+        for case, want in wanted.items():
+            tensor = given[case][dist.get_rank()].clone()
+            dist.all_reduce(tensor, dist.ReduceOp.AVG)
+            assert_same_bits(tensor, want, (formats, case))
+
+    run(body, size, nodes=nodes, options=options(all_reduce=formats, chunk_bytes=4096))
 
 
 @pytest.mark.promise(1, 2)

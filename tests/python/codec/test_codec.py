@@ -52,7 +52,6 @@ def value_arrays(draw, dtype, size):
     return ref.narrow(x, dtype)
 
 
-@pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=300, deadline=None)
 @given(
     data=st.data(),
@@ -62,19 +61,20 @@ def value_arrays(draw, dtype, size):
     seed=SEEDS,
     first=FIRST_ELEMENTS,
 )
-def test_encode_and_decode_give_the_reference_bits(isa, data, format, dtype, out, seed, first):
+def test_encode_and_decode_give_the_reference_bits(data, format, dtype, out, seed, first):
     size = data.draw(sizes(format))
     x = data.draw(value_arrays(dtype, size))
     wire = ref.encode(x, format, seed=seed, first_element=first)
-    actual = codec.encode(typed(x), format, seed=seed, first_element=first, isa=isa)
-    assert_same_bits(actual, wire, f"wire of {format} from {dtype}")
-    decoded = empty(out, size)
-    view = codec.view_of(typed(decoded), "out")
-    _core.decode((wire.ctypes.data, format, dtype), view, isa)
-    assert_same_bits(decoded, ref.decode(wire, format, size, out, wire_dtype=dtype), f"{format} of {dtype} as {out}")
+    values = ref.decode(wire, format, size, out, wire_dtype=dtype)
+    for isa in ISAS:
+        actual = codec.encode(typed(x), format, seed=seed, first_element=first, isa=isa)
+        assert_same_bits(actual, wire, f"wire of {format} from {dtype}, {isa}")
+        decoded = empty(out, size)
+        view = codec.view_of(typed(decoded), "out")
+        _core.decode((wire.ctypes.data, format, dtype), view, isa)
+        assert_same_bits(decoded, values, f"{format} of {dtype} as {out}, {isa}")
 
 
-@pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=200, deadline=None)
 @given(
     data=st.data(),
@@ -88,21 +88,22 @@ def test_encode_and_decode_give_the_reference_bits(isa, data, format, dtype, out
     seed=SEEDS,
     first=FIRST_ELEMENTS,
 )
-def test_sums_give_the_reference_bits(isa, data, formats, dtype, out, target, factor, factors, seed, first):
+def test_sums_give_the_reference_bits(data, formats, dtype, out, target, factor, factors, seed, first):
     size = data.draw(sizes(target))
     wires = [
         (ref.encode(data.draw(value_arrays(dtype, size)), format), format, data.draw(st.sampled_from(factors)))
         for format in formats
     ]
     sources = [(wire.ctypes.data, format, dtype, of_wire) for wire, format, of_wire in wires]
-    total = empty(out, size)
-    _core.decode_sum(sources, factor, codec.view_of(typed(total), "out"), isa)
-    expected = ref.decode_sum(wires, size, out, factor=factor, wire_dtype=dtype)
-    assert_same_bits(total, expected, f"sum of {formats} of {dtype} as {out}")
     rounding = {"seed": seed, "first_element": first}
-    encoded = codec.decode_sum_encode(wires, size, target, dtype=dtype, isa=isa, **rounding)
-    expected = ref.decode_sum_encode(wires, size, target, wire_dtype=dtype, **rounding)
-    assert_same_bits(encoded, expected, f"sum of {formats} of {dtype} as {target}")
+    expected = ref.decode_sum(wires, size, out, factor=factor, wire_dtype=dtype)
+    expected_wire = ref.decode_sum_encode(wires, size, target, wire_dtype=dtype, **rounding)
+    for isa in ISAS:
+        total = empty(out, size)
+        _core.decode_sum(sources, factor, codec.view_of(typed(total), "out"), isa)
+        assert_same_bits(total, expected, f"sum of {formats} of {dtype} as {out}, {isa}")
+        encoded = codec.decode_sum_encode(wires, size, target, dtype=dtype, isa=isa, **rounding)
+        assert_same_bits(encoded, expected_wire, f"sum of {formats} of {dtype} as {target}, {isa}")
 
 
 @pytest.mark.parametrize("format", ["int8:32", "int6:32", "int4:32", "int2:32", "fp8:32", "int2:32:hadamard"])

@@ -309,8 +309,8 @@ def test_exact_gathers_are_counted_until_other_settings_are_made() -> None:
     run(body, 2, options=options(), nodes=[0, 1])
 
 
-@pytest.mark.parametrize("compress", ["always", "auto"])
-def test_exact_calls_are_counted_by_their_reason(compress: Any) -> None:
+@pytest.mark.parametrize("when", ["always", "auto"])
+def test_exact_calls_are_counted_by_their_reason(when: Any) -> None:
     def reasons(layer: nn.Module, inputs: torch.Tensor, **settings: Any) -> dict[str, int]:
         fully_shard(layer)
         compress(layer, **settings)
@@ -334,7 +334,7 @@ def test_exact_calls_are_counted_by_their_reason(compress: Any) -> None:
             assert reasons(nn.Linear(8, 8), few) == both("format_exact")
         assert zcomm.stats().rehearsals.calls == 0
 
-    run(body, 2, options=zcomm.Options(compress=compress, min_bytes=1 << 12), nodes=[0, 1])
+    run(body, 2, options=zcomm.Options(compress=when, min_bytes=1 << 12), nodes=[0, 1])
 
 
 def test_the_codec_takes_a_ranks_own_part_of_a_parameter() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from support import tiny_llama
-from support.expected import HALF_STEP, assert_same_bits
-from support.tiny_llama import COMPRESSED, EXACT, STEPS, Result
+from support.expected import assert_same_bits
+from support.tiny_llama import COMPRESSED, STEPS, Result
+from support.trainer_contract import SIZE, TrainerContract
 from support.worlds import run
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -23,7 +23,6 @@ import zcomm
 
 pytestmark = pytest.mark.slow
 
-SIZE = 2
 KINDS = ["DDP", "FSDP2", "DeepSpeed"]
 
 
@@ -75,11 +74,11 @@ def whole(gradient: torch.Tensor) -> torch.Tensor:
     return (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
 
 
-def train(kind: str, backend: str, steps: int, hook: bool) -> Result:
+def train(kind: str, backend: str, steps: int, as_users_do: bool) -> Result:
     accelerator, result = make_accelerator(kind, backend), Result()
     model = tiny_llama.make_model()
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
-    if hook:
+    if as_users_do and kind == "DDP":
         model.register_comm_hook(zcomm.ddp.CompressState(), zcomm.ddp.compress_hook)
     for step in range(steps):
         batch = tiny_llama.make_batch(step, accelerator.process_index)
@@ -96,48 +95,10 @@ def train(kind: str, backend: str, steps: int, hook: bool) -> Result:
     return result.count()
 
 
-def trained(
-    kind: str, backend: str = "zcomm", steps: int = STEPS, env: dict[str, str] | None = None, hook: bool = False
-) -> Result:
-    return run(lambda: train(kind, backend, steps, hook), SIZE, backend=None, launched=True, env=env or {})[0]
-
-
-@pytest.fixture(scope="module")
-def under_gloo() -> Callable[[str], Result]:
-    """Return results of the same training under gloo, each run once."""
-    results: dict[str, Result] = {}
-
-    def get(kind: str) -> Result:
-        if kind not in results:
-            results[kind] = trained(kind, "gloo")
-        return results[kind]
-
-    return get
-
-
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
-def test_exact_training_is_bit_identical_to_gloo(kind: str, under_gloo: Callable[[str], Result]) -> None:
-    tiny_llama.assert_same(trained(kind, steps=5, env=COMPRESSED | EXACT), under_gloo(kind))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_compressed_training_stays_close_to_gloo(kind: str, under_gloo: Callable[[str], Result]) -> None:
-    env = COMPRESSED
-    got = trained(kind, env=env, hook=kind == "DDP")
-    tiny_llama.assert_close(got, under_gloo(kind))
-    expected = ["all_reduce"] if kind == "DDP" else ["all_gather", "reduce_scatter"]
-    assert all(got.compressed[collective] >= STEPS for collective in expected), got.compressed
-
-
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
-def test_first_gradients_are_within_half_a_step(kind: str, under_gloo: Callable[[str], Result]) -> None:
-    """Half a step of what the other rank sends, by its largest gradient; DDP gathers the sum in 8 bits, too."""
-    eight = {"ZCOMM_ALL_GATHER": "exact", "ZCOMM_REDUCE_SCATTER": "int8:128", "ZCOMM_ALL_REDUCE": "int8:128"}
-    got, want = trained(kind, steps=1, env=COMPRESSED | eight).gradients, under_gloo(kind).gradients
-    maxima = run(lambda: tiny_llama.largest_gradients(SIZE), 1, backend=None)[0]
-    limit = (max(maxima) / SIZE + (sum(maxima) / SIZE if kind == "DDP" else 0)) / 127 * HALF_STEP + 1e-6
-    error = max(float((got[name] - want[name]).abs().max()) for name in want)
-    assert limit / 50 < error <= limit, "not compressed at all?"
+class TestTraining(TrainerContract):
+    train = staticmethod(train)
+    jobs = KINDS
+    exact_jobs = gradient_jobs = ("DDP", "FSDP2")
 
 
 @pytest.mark.parametrize("kind", KINDS)

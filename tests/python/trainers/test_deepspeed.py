@@ -7,7 +7,6 @@ import math
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from support import tiny_llama
-from support.expected import HALF_STEP
-from support.tiny_llama import COMPRESSED, EXACT, STEPS, Result
+from support.tiny_llama import COMPRESSED, EXACT, Result
+from support.trainer_contract import SIZE, TrainerContract
 from support.worlds import run
 
 import zcomm
 
 pytestmark = pytest.mark.slow
-
-SIZE = 2
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,13 +72,13 @@ def step(engine: Any, number: int) -> torch.Tensor:
     return loss
 
 
-def train(job: Job, backend: str, steps: int, gradients: bool) -> Result:
+def train(job: Job, backend: str, steps: int, as_users_do: bool) -> Result:
     from deepspeed.utils import safe_get_full_grad
 
     engine, result = make_engine(job, backend), Result()
     for number in range(steps):
         loss = step(engine, number)
-        if number == 0 and gradients:
+        if number == 0 and not as_users_do:
             with zcomm.exact():
                 whole = {name: safe_get_full_grad(p) for name, p in engine.module.named_parameters()}
             result.gradients = {name: gradient.clone() for name, gradient in whole.items()}
@@ -96,14 +93,19 @@ def train(job: Job, backend: str, steps: int, gradients: bool) -> Result:
     return result
 
 
-def trained(
-    job: Job,
-    backend: str = "zcomm",
-    steps: int = STEPS,
-    env: dict[str, str] | None = None,
-    gradients: bool = False,  # makes extra collectives
-) -> Result:
-    return run(lambda: train(job, backend, steps, gradients), SIZE, backend=None, launched=True, env=env or {})[0]
+class TestTraining(TrainerContract):
+    """All weights and gradients are compressed, but for the small parameters that ZeRO-3 keeps whole on each rank."""
+
+    train = staticmethod(train)
+    jobs = exact_jobs = JOBS
+    gradient_jobs = (Job(2, "fp32"), Job(3, "fp32"))
+
+    def collectives(self, job: Job) -> tuple[str, ...]:
+        return "all_gather", "all_reduce" if job.stage < 3 else "reduce_scatter"
+
+    def check_exact_calls(self, job: Job, exact: dict[str, set[str]]) -> None:
+        persistent = {"out_of_place"} if job.stage == 3 else set()
+        assert exact == {"all_gather": persistent, "reduce_scatter": set(), "all_reduce": set()}
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -113,51 +115,10 @@ def test_memory_full_of_nan_reaches_no_value(stage: int) -> None:
     def body() -> list[float]:
         torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN
         assert torch.empty(8).isnan().all()
-        return train(Job(stage, "bf16"), "zcomm", 3, False).losses
+        return train(Job(stage, "bf16"), "zcomm", 3, True).losses
 
     losses = run(body, 3, backend=None, launched=True, env={"ZCOMM_MIN_BYTES": "1"})[0]
     assert all(map(math.isfinite, losses)), losses
-
-
-@pytest.fixture(scope="module")
-def under_gloo() -> Callable[[Job], Result]:
-    """Return results of the same job under gloo, each run once."""
-    results: dict[Job, Result] = {}
-
-    def get(job: Job) -> Result:
-        if job not in results:
-            results[job] = trained(job, "gloo", gradients=True)
-        return results[job]
-
-    return get
-
-
-@pytest.mark.parametrize("job", JOBS, ids=str)
-def test_exact_training_is_bit_identical_to_gloo(job: Job, under_gloo: Callable[[Job], Result]) -> None:
-    tiny_llama.assert_same(trained(job, steps=5, env=COMPRESSED | EXACT, gradients=True), under_gloo(job))
-
-
-@pytest.mark.parametrize("job", JOBS, ids=str)
-def test_compressed_training_stays_close_to_gloo(job: Job, under_gloo: Callable[[Job], Result]) -> None:
-    """All weights and gradients are compressed, but for the small parameters that ZeRO-3 keeps whole on each rank."""
-    got = trained(job, env=COMPRESSED)
-    tiny_llama.assert_close(got, under_gloo(job))
-    gradients = "all_reduce" if job.stage < 3 else "reduce_scatter"
-    assert got.compressed["all_gather"] >= STEPS and got.compressed[gradients] >= STEPS, got.compressed
-    persistent = {"out_of_place"} if job.stage == 3 else set()
-    assert got.exact == {"all_gather": persistent, "reduce_scatter": set(), "all_reduce": set()}
-
-
-@pytest.mark.parametrize("stage", [2, 3])
-def test_first_gradients_are_within_half_a_step(stage: int, under_gloo: Callable[[Job], Result]) -> None:
-    """Half a step of what the other rank sends, by its largest gradient; ZeRO-2 gathers the sum in 8 bits, too."""
-    job = Job(stage, "fp32")
-    env = COMPRESSED | {"ZCOMM_ALL_GATHER": "exact", "ZCOMM_REDUCE_SCATTER": "int8:128", "ZCOMM_ALL_REDUCE": "int8:128"}
-    got, want = trained(job, steps=1, env=env, gradients=True).gradients, under_gloo(job).gradients
-    maxima = run(lambda: tiny_llama.largest_gradients(SIZE), 1, backend=None)[0]
-    limit = (max(maxima) / SIZE + (sum(maxima) / SIZE if stage == 2 else 0)) / 127 * HALF_STEP + 1e-6
-    error = max(float((got[name] - want[name]).abs().max()) for name in want)
-    assert limit / 50 < error <= limit, "not compressed at all?"
 
 
 def test_checkpoints_of_zero_3(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from support import tiny_llama
-from support.expected import HALF_STEP
-from support.tiny_llama import COMPRESSED, EXACT, STEPS, Result
-from support.worlds import run
+from support.tiny_llama import Result
+from support.trainer_contract import SIZE, TrainerContract
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -21,9 +19,7 @@ import zcomm
 
 pytestmark = pytest.mark.slow
 
-SIZE = 2
-JOBS = [("Fabric", "DDP"), ("Fabric", "FSDP2"), ("Trainer", "DDP"), ("Trainer", "FSDP2")]
-Job = tuple[str, str]
+JOBS = ["Fabric DDP", "Fabric FSDP2", "Trainer DDP", "Trainer FSDP2"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,48 +116,15 @@ def train_by_trainer(kind: str, backend: str, steps: int, hook: bool) -> Result:
     return result
 
 
-def trained(
-    job: Job, backend: str = "zcomm", steps: int = STEPS, env: dict[str, str] | None = None, hook: bool = False
-) -> Result:
-    train = train_by_fabric if job[0] == "Fabric" else train_by_trainer
-    return run(lambda: train(job[1], backend, steps, hook), SIZE, backend=None, launched=True, env=env or {})[0]
+class TestTraining(TrainerContract):
+    jobs = exact_jobs = JOBS
+    gradient_jobs = ("Fabric FSDP2", "Trainer DDP")
 
-
-@pytest.fixture(scope="module")
-def under_gloo() -> Callable[[Job], Result]:
-    """Return results of the same training under gloo, each run once."""
-    results: dict[Job, Result] = {}
-
-    def get(job: Job) -> Result:
-        if job not in results:
-            results[job] = trained(job, "gloo")
-        return results[job]
-
-    return get
-
-
-@pytest.mark.parametrize("job", JOBS, ids=" ".join)
-def test_exact_training_is_bit_identical_to_gloo(job: Job, under_gloo: Callable[[Job], Result]) -> None:
-    tiny_llama.assert_same(trained(job, steps=5, env=COMPRESSED | EXACT), under_gloo(job))
-
-
-@pytest.mark.parametrize("job", JOBS, ids=" ".join)
-def test_compressed_training_stays_close_to_gloo(job: Job, under_gloo: Callable[[Job], Result]) -> None:
-    got = trained(job, env=COMPRESSED, hook=job[1] == "DDP")
-    tiny_llama.assert_close(got, under_gloo(job))
-    expected = ["all_reduce"] if job[1] == "DDP" else ["all_gather", "reduce_scatter"]
-    assert all(got.compressed[collective] >= STEPS for collective in expected), got.compressed
-
-
-@pytest.mark.parametrize("job", [("Fabric", "FSDP2"), ("Trainer", "DDP")], ids=" ".join)
-def test_first_gradients_are_within_half_a_step(job: Job, under_gloo: Callable[[Job], Result]) -> None:
-    """Half a step of what the other rank sends, by its largest gradient; DDP gathers the sum in 8 bits, too."""
-    eight = {"ZCOMM_ALL_GATHER": "exact", "ZCOMM_REDUCE_SCATTER": "int8:128", "ZCOMM_ALL_REDUCE": "int8:128"}
-    got, want = trained(job, steps=1, env=COMPRESSED | eight).gradients, under_gloo(job).gradients
-    maxima = run(lambda: tiny_llama.largest_gradients(SIZE), 1, backend=None)[0]
-    limit = (max(maxima) / SIZE + (sum(maxima) / SIZE if job[1] == "DDP" else 0)) / 127 * HALF_STEP + 1e-6
-    error = max(float((got[name] - want[name]).abs().max()) for name in want)
-    assert limit / 50 < error <= limit, "not compressed at all?"
+    @staticmethod
+    def train(job: str, backend: str, steps: int, as_users_do: bool) -> Result:
+        interface, kind = job.split()
+        train = train_by_fabric if interface == "Fabric" else train_by_trainer
+        return train(kind, backend, steps, as_users_do and kind == "DDP")
 
 
 def test_fsdp_strategy_is_refused_on_a_cpu() -> None:

@@ -214,7 +214,7 @@ def _timedelta(timeout: datetime.timedelta | float) -> datetime.timedelta:
 
 def _nodes(size: int, node_size: int | None, node_ids: Sequence[int] | None) -> list[int]:
     if node_size is not None and node_ids is not None:
-        raise ValueError("node_size: expected it or node_ids, got both")
+        raise ValueError("node_size and node_ids are mutually exclusive")
     if node_ids is not None:
         if len(node_ids) != size:
             raise ValueError(f"node_ids: expected one for each of the {size} ranks, got {len(node_ids)}")

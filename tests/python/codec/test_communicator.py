@@ -82,7 +82,7 @@ def test_wrong_groups_are_refused(connections: list[tuple[Any, ...]]) -> None:
         ("rank: expected 0 to size - 1, got 0 of size 0", 0, 0, ID, {}),
         ("unique_id: expected the 128 bytes of Communicator.unique_id.., got 127 bytes", 0, 1, ID[1:], {}),
         ("unique_id: expected the 128 bytes .* got str", 0, 1, "x" * 128, {}),
-        ("node_size: expected it or node_ids, got both", 0, 2, ID, {"node_size": 1, "node_ids": [0, 1]}),
+        ("node_size and node_ids are mutually exclusive", 0, 2, ID, {"node_size": 1, "node_ids": [0, 1]}),
         ("node_size: expected at least 1, got 0", 0, 2, ID, {"node_size": 0}),
         ("node_ids: expected one for each of the 2 ranks, got 3", 0, 2, ID, {"node_ids": [0, 1, 2]}),
         ("device: expected 0 to 7, got 8: this process sees 8 GPUs", 0, 1, ID, {"device": 8}),

@@ -56,11 +56,12 @@ def register_hook(
             error. What it raises is printed.
         group: the process group whose calls are seen; by default those of all groups.
 
-    ``call`` has: ``group``, its name; ``collective``, such as "all_gather_into_tensor"; ``verdict``, "compressed" or
-    why the call is exact; ``inputs`` and ``outputs``, the caller's tensors, on their device; of a compressed call
-    ``description``, ``site``, and ``intra_node_bytes`` and ``inter_node_bytes`` that this rank sends, None if the
-    values decide; ``begun``, the ``time.perf_counter()`` of its beginning. On a GPU, kernels that a hook launches on
-    the current stream run before the call.
+    ``call`` has these attributes. ``group``: the group's name. ``collective``: "_all_gather_base", "send" and the like.
+    ``verdict``: "compressed", or why the call is exact. ``inputs``, ``outputs``: the caller's tensors. ``begun``: the
+    ``time.perf_counter()`` at which it began. A compressed call also has ``description``, its shape and formats;
+    ``site``, the name that the caller gave it; and ``intra_node_bytes`` and ``inter_node_bytes``, which this rank
+    sends, None if they depend on the values. On a GPU, kernels that ``pre`` launches on the current stream run before
+    the call.
 
     Hooks call no collectives: other ranks may not be in theirs. Rehearsals of ``compress="auto"`` are not seen.
     Without hooks a call costs nothing measurable; with one, Python's lock is taken twice per call.

@@ -7,6 +7,7 @@
 #include "cuda_helpers.hpp"
 #include "half_weights.hpp"
 #include "zcomm/call.hpp"
+#include "zcomm/gather.hpp"
 #include "zcomm/lossless.hpp"
 
 namespace zcomm::test {

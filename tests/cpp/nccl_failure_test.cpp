@@ -363,8 +363,8 @@ TEST_CASE("nccl: a transfer that is given up takes the transport with it, and le
       transport->begin("given up", {}, 60s);
       transport->all_gather(bytes.bytes(), 32, stream.view());
     }
-    CHECK_THROWS_WITH_AS(transport->begin("next", {}, 1s), doctest::Contains("in given up: this rank abandoned a transfer"),
-                         TransportError);
+    CHECK_THROWS_WITH_AS(transport->begin("next", {}, 1s),
+                         doctest::Contains("in given up: this rank abandoned a transfer"), TransportError);
     both_done.arrive_and_wait();
   });
 }

@@ -135,7 +135,7 @@ $(VENV)/.trainers: $(VENV)/.installed
 install: $(VENV)/.installed  ## set up .venv with torch, the tools and zcomm, editable
 
 # The packages of an extra that pyproject.toml has on one line.
-TOOLS_OF = $(shell sed -n 's/^$(1) = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',"')
+TOOLS_OF = $(shell sed -n 's/^$(1) = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',')
 
 $(VENV)/.installed: $(VENV)/.ready $(VENV)/.modules $(CXX_SOURCES) pyproject.toml
 	$(BEGIN)

@@ -120,7 +120,7 @@ class Operation:
     residual_bytes: int
     wires_bytes: int
     secondary: torch.Tensor | None
-    generation: int  # of a lossless gather; 0 while one is under way, and after one that failed
+    generation: int  # of the secondary shard: 0 before a gather, while one is under way, and after one that failed
     sent_bytes: int  # to each holder by the last lossless gather
     def bound_to(self, data: torch.Tensor) -> Operation: ...  # uint8, secondary_bytes long
     def run(

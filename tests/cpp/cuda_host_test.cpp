@@ -134,6 +134,7 @@ TEST_CASE("cuda_host: what of memory may be exported, and by whom it may be open
   static_cast<void>(cudaGetLastError());
 }
 
+// Skipped by default: a case below runs it in a separate process.
 TEST_CASE("a stream whose thread has the number of an earlier one" * doctest::skip()) {
   pid_t earlier = 0;
   pid_t number = -1;

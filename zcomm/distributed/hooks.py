@@ -8,6 +8,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from zcomm.distributed.binding import _c10d
@@ -52,8 +53,9 @@ def register_hook(
         pre: called as ``pre(call)`` on the calling thread, before a byte moves. What it raises, the collective raises.
         post: called as ``post(call, work)`` on the calling thread, when the call has been launched. ``work`` is None
             for a synchronous call of NCCL. What it raises, the collective raises, although the call goes on.
-        abort: called as ``abort(group, error)`` with a group's name and its first error, on the thread that finds the
-            error. What it raises is printed.
+        abort: called as ``abort(group, error)`` with a group's name, when its first compressed call fails or the group
+            is aborted, on the thread that finds the error. What it raises is printed. An exact call that fails raises
+            torch's own error, and does not call it.
         group: the process group whose calls are seen; by default those of all groups.
 
     ``call`` has these attributes. ``group``: the group's name. ``collective``: "_all_gather_base", "send" and the like.
@@ -63,7 +65,8 @@ def register_hook(
     sends, None if they depend on the values. On a GPU, kernels that ``pre`` launches on the current stream run before
     the call.
 
-    Hooks call no collectives: other ranks may not be in theirs. Rehearsals of ``compress="auto"`` are not seen.
+    Hooks call no collectives: other ranks may not be in theirs. ``monitored_barrier()`` and calls that zcomm makes for
+    its own decisions (``zcomm.stats().rehearsals``) are not seen.
     Without hooks a call costs nothing measurable; with one, Python's lock is taken twice per call.
 
     >>> def check_for_nan(call):
@@ -104,8 +107,14 @@ def _log_when_done(call: _c10d.HookedCall, work: dist.Work | None) -> None:
     """Log the call when it is done; on a GPU, and for a work that has no future, when it is launched."""
     begun, line = call.begun, _line_of(call)  # without the tensors, which would live longer
 
-    def log(_: Any = None) -> None:
-        _log.debug("%s, %.2f ms", line, 1e3 * (perf_counter() - begun))
+    def log(done: torch.futures.Future[object]) -> None:
+        milliseconds = 1e3 * (perf_counter() - begun)
+        try:
+            done.value()
+        except Exception as error:
+            _log.debug("%s, failed after %.2f ms: %s", line, milliseconds, error)
+        else:
+            _log.debug("%s, %.2f ms", line, milliseconds)
 
     if work is None or any(not tensor.is_cpu for tensor in (*call.inputs, *call.outputs)):
         _log.debug("%s, launched in %.2f ms", line, 1e3 * (perf_counter() - begun))

@@ -134,8 +134,9 @@ class Codes:
             self._versions = [part.version for part in parts]
             self._flags, found = find_codes(parts, group)
             return self._flags, found
-        known = zip((part.version for part in parts), self._versions, strict=True)
-        versions = [before if now is None else now for now, before in known]
+        versions = [
+            known if part.version is None else part.version for part, known in zip(parts, self._versions, strict=True)
+        ]
         if versions != self._versions:
             changed = zip(parts, self._flags, versions, self._versions, strict=True)
             new = [part.name for part, flag, now, before in changed if now != before and not flag and part.looks()]

@@ -232,7 +232,7 @@ class Compression:
     def _secondary_of(self, group: Collectives) -> SecondaryShard | None:
         given = group.params, group.notices, group.gathered, group.counted, self._budget, self._checks
         if self._rule.is_lossless:
-            return LosslessSecondaryShard(*given, self._prepare)
+            return LosslessSecondaryShard(*given, prepare=self._prepare)
         is_kept = self._keep_in_node and self._rule.weights != "exact"
         return SecondaryShard(*given) if is_kept else None
 

@@ -255,17 +255,8 @@ class SecondaryShard:
 class LosslessSecondaryShard(SecondaryShard):
     """Secondary shard of exact values, which lossless differences bring up to date."""
 
-    def __init__(
-        self,
-        params: Sequence[Any],
-        notices: Notices,
-        site: _c10d.Site,
-        counted: ModuleStats,
-        budget: MemoryBudget,
-        checks: bool,
-        prepare: Prepare,
-    ) -> None:
-        super().__init__(params, notices, site, counted, budget, checks)
+    def __init__(self, *shared: Any, prepare: Prepare) -> None:
+        super().__init__(*shared)
         self._prepare = prepare
         self._lossless: _c10d.Operation | None = None  # the last plan, bound or not
         self._num_weights = 0  # of this rank's shard, or bytes of narrower ones

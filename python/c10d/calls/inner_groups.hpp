@@ -31,6 +31,7 @@ class InnerGroups {
       : cpu_(std::move(cpu)), make_cuda_(std::move(make_cuda)), recorder_(recorder), hooks_(hooks) {}
   ~InnerGroups();
 
+  const CallHooks& hooks() const { return hooks_; }
   ::c10d::Backend& cpu() { return *cpu_; }
   ::c10d::Backend& cuda();
   // Returns the group for tensors of a type. Tells it about coalescing if calls are being coalesced.

@@ -74,7 +74,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-// Returns a sequence of names, or those of one text with commas.
+// Returns the names in a sequence, or in a text with commas.
 std::vector<std::string> names_of(const char* name, const py::handle& value) {
   if (py::isinstance<py::str>(value)) return split(value.cast<std::string>(), ',');
   if (!py::isinstance<py::sequence>(value) && !py::isinstance<py::anyset>(value)) refuse(name, value, "names of forms");

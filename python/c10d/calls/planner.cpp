@@ -153,6 +153,7 @@ OperationPtr make_operation(const Request& request, World world) {
 }
 
 OperationPtr PlanCache::find(const Request& request, const World& world) {
+  if (!request.parts.empty() || request.residual_format || request.lossless) return make_operation(request, world);
   const bool is_reduction = request.call.collective == Collective::reduce_scatter;
   const std::vector<at::Tensor>& whole = is_reduction ? request.inputs : request.outputs;
   const Key key{request.call.collective,  request.settings.policy.formats_of(request.call.collective),

@@ -16,7 +16,7 @@ OperationPtr make_operation(const Request& request, World world);
 // Thread-safe.
 class PlanCache {
  public:
-  // Returns the operation of a request without parts and residual.
+  // Returns the operation of a request. Those with parts, a residual or differences are always made anew.
   OperationPtr find(const Request& request, const World& world);
 
  private:

@@ -294,13 +294,16 @@ WorkPtr SendRecv::recv_any(std::vector<at::Tensor>& tensors, int tag) {
     compressed_.count_message(tensors);
   }
   watch_.ignore(tag);
-  return inner_.forward(tensor.device(), [&](::c10d::Backend& inner) {
+  const HookedCallPtr hooked = inner_.hooks().begin("recv", format ? "compressed" : "other", {}, tensors);
+  WorkPtr work = inner_.forward(tensor.device(), [&](::c10d::Backend& inner) {
     return c10::make_intrusive<MessageWork>(
         *this, ::c10d::OpType::RECVANYSOURCE, inner.recvAnysource(moved, format ? compressed_tag(content) : tag),
         std::move(messages),
         "message from any rank to " + std::to_string(group_.getRank()) + content +
             " (do its senders compress alike, and call zcomm.exact() and zcomm.override() alike?)");
   });
+  CallHooks::end(hooked, work);
+  return work;
 }
 
 WorkPtr SendRecv::end_coalescing(WorkPtr work) {

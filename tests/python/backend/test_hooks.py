@@ -50,8 +50,10 @@ def every_call() -> None:
     if rank == 0:
         dist.send(values, 1)
         dist.recv(values, 1)
+        dist.recv(values)
     else:
         dist.recv(values, 0)
+        dist.send(values, 0)
         dist.send(values, 0)
 
 
@@ -62,7 +64,7 @@ def test_each_call_is_seen_before_and_after_with_its_verdict() -> None:
         assert [one[1:] for one in seen[::2]] == [one[1:] for one in seen[1::2]]
         assert {phase for phase, *_ in seen[::2]} == {"pre"} and {phase for phase, *_ in seen[1::2]} == {"post"}
         calls = [(collective, verdict) for phase, collective, verdict in seen if phase == "pre"]
-        messages = ["send", "recv"] if dist.get_rank() == 0 else ["recv", "send"]
+        messages = ["send", "recv", "recv"] if dist.get_rank() == 0 else ["recv", "send", "send"]
         assert calls == [
             ("_all_gather_base", "compressed"),
             ("_reduce_scatter_base", "compressed"),
@@ -236,6 +238,23 @@ def test_debug_logs_a_line_for_each_call() -> None:
         assert reduced.startswith("group '0' all_reduce: exact (format_exact) 3 torch.float32, ")
         assert barrier.startswith("group '0' all_reduce_barrier: exact (other), ")
         assert all(line.endswith(" ms") for line in lines)
+
+
+def test_debug_logs_that_a_call_failed() -> None:
+    def body() -> list[str]:
+        logging.getLogger("zcomm").setLevel(logging.DEBUG)
+        gather(mine())
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hooks.log_calls()
+        lines = logged()
+        with pytest.raises(RuntimeError):
+            gather(mine())
+        return lines
+
+    lines = collect(body, options=OPTIONS)[0].value
+    assert any(line.startswith("group '0' failed: ") and "lost rank 1" in line for line in lines)
+    assert any("_all_gather_base: compressed" in line and ", failed after " in line for line in lines)
 
 
 @pytest.mark.parametrize(

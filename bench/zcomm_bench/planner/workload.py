@@ -13,7 +13,7 @@ from zcomm_bench.planner.inputs import positive
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BITS_PER_WEIGHT = Figure(3.43)  # of a lossless difference at a learning rate of 3e-4
-MOST_ELEMENTS = 10**11  # of a unit, which is planned chunk by chunk: 30 times those of a layer of Llama 3.1 405B
+MOST_ELEMENTS = 10**11  # of a unit: 30 layers of Llama 3.1 405B. Units are planned chunk by chunk
 STATE_BYTES = 16  # per parameter, sharded: float32 weight, its gradient, and two moments of AdamW
 
 

@@ -20,7 +20,7 @@ STAGES = ("sanity", "noise", "bits", "sweep", "beside", "steps", "networks", "dr
 SAMPLES = ("samples", "local", "compute", "update", "exact_steps")  # the keys that they stand under
 BURST_BYTES = 1 << 18  # that links with a limit let through at once, at both ends
 CLOSE = 1e-6
-MOST_VALUES = 1 << 29  # that the reference holds at once: those of 160 ranks
+MOST_VALUES = 1 << 29  # that the reference holds at once: enough for 160 ranks
 RATE_SLACK = 1.25  # over the fastest exact call that the sanity stage saw
 
 

@@ -110,7 +110,7 @@ WorkPtr ProcessGroup::gather(std::vector<std::vector<at::Tensor>>& outputs, std:
 }
 
 #if ZCOMM_HAS_GATHER_SINGLE
-// As a gather into the parts of one tensor: Gloo has none of its own.
+// Gathers into the parts of one tensor, because Gloo has no gather_single.
 WorkPtr ProcessGroup::gather_single(at::Tensor& output, at::Tensor& input, const ::c10d::GatherOptions& opts) {
   std::vector<std::vector<at::Tensor>> outputs;
   if (opts.rootRank == getRank()) {

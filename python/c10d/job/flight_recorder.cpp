@@ -215,8 +215,8 @@ std::optional<FlightRecorder::Dump> FlightRecorder::first_dump(const Group& grou
   return Dump{prefix + std::to_string(group.ranks[static_cast<std::size_t>(group.rank)]), pickled()};
 }
 
-// Writes on a thread of its own: a path may block for ever, as a FIFO or a hung mount does, and the caller is about to
-// raise. The wait is for the file's sake, as the process may end soon.
+// Writes on a detached thread, because a path such as a FIFO or a hung mount may block forever.
+// Waits for a limited time, because the process may end as soon as the caller raises.
 void FlightRecorder::write(Dump dump) {
   const std::string path = dump.path;
   std::promise<void> written;

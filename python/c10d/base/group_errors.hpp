@@ -22,7 +22,7 @@ class GroupErrors {
  public:
   explicit GroupErrors(int rank) : rank_(rank) {}
 
-  // Sets what is called with the group's name and its first error, on the thread that finds it. Called before others.
+  // Sets what announce() calls with the group's name and its first error. Called before the other functions.
   void on_first(std::function<void(const std::string& group, const std::string& error)> call) {
     on_first_ = std::move(call);
   }
@@ -39,13 +39,23 @@ class GroupErrors {
     if (dynamic_cast<const pybind11::error_already_set*>(&error) != nullptr) return std::current_exception();
     const bool timed_out = dynamic_cast<const TimeoutError*>(&error) != nullptr;
     last_ = timed_out ? ::c10d::ErrorType::TIMEOUT : ::c10d::ErrorType::COMM_ERROR;
-    const std::string text = "zcomm, rank " + std::to_string(rank_) + " of group '" + group_uid() + "'" +
+    const std::lock_guard lock(mutex_);
+    const std::string text = "zcomm, rank " + std::to_string(rank_) + " of group '" + group_uid_ + "'" +
                              (place.empty() ? "" : ", in " + place) + ": " + error.what();
-    announce(text);
+    if (first_.empty()) first_ = text;
     return std::make_exception_ptr(
         c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, text));
   }
   ::c10d::ErrorType last() const { return last_; }
+
+  // Tells the first error to users, once. It may wait for Python's lock: call it without locks, when peers know.
+  void announce() {
+    std::unique_lock lock(mutex_);
+    if (first_.empty() || !on_first_ || std::exchange(is_announced_, true)) return;
+    const std::string group_uid = group_uid_, first = first_;
+    lock.unlock();
+    on_first_(group_uid, first);
+  }
 
   // Sets the failure of transfers on a GPU whose calls have returned, with undefined results. The first one stays.
   void set_failure(std::exception_ptr error) {
@@ -65,26 +75,20 @@ class GroupErrors {
   // Makes connections in progress, and later ones, stop.
   void set_aborted() {
     aborted_ = true;
-    announce("the group was aborted");
+    const std::lock_guard lock(mutex_);
+    if (first_.empty()) first_ = "the group was aborted";
   }
   bool is_aborted() const { return aborted_; }
 
  private:
-  std::string group_uid() const {
-    const std::lock_guard lock(mutex_);
-    return group_uid_;
-  }
-  void announce(const std::string& error) {
-    if (!is_announced_.exchange(true) && on_first_) on_first_(group_uid(), error);
-  }
-
   const int rank_;
   std::function<void(const std::string&, const std::string&)> on_first_;
-  std::atomic<bool> is_announced_{false};
   std::atomic<::c10d::ErrorType> last_{::c10d::ErrorType::SUCCESS};
   std::atomic<bool> aborted_{false};
   mutable std::mutex mutex_;  // guards the next ones
   std::string group_uid_;
+  std::string first_;  // error
+  bool is_announced_ = false;
   std::exception_ptr failure_;
 };
 

@@ -38,7 +38,7 @@ CompressedCalls::CompressedCalls(::c10d::Backend& group, c10::intrusive_ptr<Zcom
 
 const Topology& CompressedCalls::topology() {
   if (is_agreed_.load(std::memory_order_acquire)) return host_world_->topology;
-  const std::lock_guard lock(topology_mutex_);
+  std::unique_lock lock(topology_mutex_);
   if (host_world_) return host_world_->topology;
   try {
     const Topology agreed(call_python(hooks_.agree));
@@ -49,7 +49,10 @@ const Topology& CompressedCalls::topology() {
     device_world_ = {agreed, rank_, chunk_bytes(default_gpu_chunk_bytes(size_))};
     host_world_ = {agreed, rank_, chunk_bytes(kDefaultChunkBytes)};
   } catch (const Error& error) {
-    std::rethrow_exception(errors_->record(error));
+    const std::exception_ptr recorded = errors_->record(error);
+    lock.unlock();
+    errors_->announce();
+    std::rethrow_exception(recorded);
   }
   is_agreed_.store(true, std::memory_order_release);
   return host_world_->topology;

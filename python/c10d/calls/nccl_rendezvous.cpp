@@ -107,6 +107,7 @@ std::unique_ptr<Transport> connect_nccl(const ::c10d::Backend& group, const Pyth
     errors->set_failure(errors->record(TransportError(reason)));
     FlightRecorder::of_process().write_on_failure();
     store->compareSet(kNcclFailureKey, "", first_cause("rank " + std::to_string(rank) + " gave up: " + reason));
+    errors->announce();
   };
   if (ends_on_failure()) options.on_undefined_bytes = end_process;
   const auto pulse = std::make_shared<Pulse>(store, options.rank, options.size);

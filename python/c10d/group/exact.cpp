@@ -134,6 +134,7 @@ void ProcessGroup::abort() {
 void ProcessGroup::abort_compressed() {
   errors_->set_aborted();
   compressed_.abort();
+  errors_->announce();
 }
 
 void ProcessGroup::shutdown() {

@@ -112,6 +112,7 @@ class SendRecv::MessageWork final : public ::c10d::Work {
     }
     if (*differs_) error = all_.failure();
     finish(std::move(error));
+    all_.errors_.announce();
   }
   void decode() {
     for (const Message& message : messages_) {
@@ -147,8 +148,11 @@ SendRecv::SendRecv(::c10d::Backend& group, c10::intrusive_ptr<ZcommOptions> opti
       watch_(std::move(store), group.getRank()) {}
 
 void SendRecv::fail(const std::string& difference) {
-  const std::lock_guard lock(mutex_);
-  if (!failure_) failure_ = errors_.record(TransportError(difference));
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = errors_.record(TransportError(difference));
+  }
+  errors_.announce();
 }
 
 std::exception_ptr SendRecv::failure() const {

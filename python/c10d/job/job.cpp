@@ -13,7 +13,9 @@ void Job::run(const std::function<Communicator&()>& connect, StreamView stream, 
     for (Observer* const each : observers) each->ran(*this, cost);
   } catch (const std::exception& error) {
     for (Observer* const each : observers) each->failed(*this);
-    std::rethrow_exception(errors.record(error, site ? site->name : ""));
+    const std::exception_ptr recorded = errors.record(error, site ? site->name : "");
+    errors.announce();
+    std::rethrow_exception(recorded);
   }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -192,6 +193,34 @@ def test_the_first_error_of_a_group_is_told_once() -> None:
     assert killed.exit_code == -signal.SIGKILL
     ((group, error),) = first.value
     assert group == "0" and "lost rank 1" in error
+
+
+def test_options_that_differ_and_messages_that_differ_are_told() -> None:
+    def options_that_differ() -> list[str]:
+        told: list[str] = []
+        zcomm.register_hook(abort=lambda group, error: told.append(error))
+        options = zcomm.Options(all_gather="int8:128" if dist.get_rank() else "int8:64", min_bytes=1)
+        with contextlib.suppress(RuntimeError):
+            gather(mine(), group=dist.new_group(pg_options=options))
+        return told
+
+    for told in run(options_that_differ):
+        assert len(told) == 1 and "ranks disagree on the options" in told[0]
+
+    def messages_that_differ() -> list[str]:
+        told: list[str] = []
+        zcomm.register_hook(abort=lambda group, error: told.append(error))
+        with contextlib.suppress(RuntimeError):
+            if dist.get_rank() == 0:
+                dist.send(mine(), 1)
+                dist.recv(mine(), 1)
+            else:
+                with zcomm.exact():
+                    dist.recv(mine(), 0)
+        return told
+
+    for outcome in collect(messages_that_differ, options=OPTIONS, group_seconds=5):
+        assert outcome.finished and any("Float exact" in error for error in outcome.value)
 
 
 def test_an_error_in_what_sees_errors_is_printed(capfd: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,7 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
     transport_->begin(call, operation.peers(arguments), timeout, stream);
     stages = operation.stages(resources, arguments);  // refuses a capture that lacks scratch, before a transfer
     has_sent = true;
+    if (stages != nullptr && stages->num_chunks() > 1) resources.lanes = transport_->lanes();
     if (stages != nullptr) run_pipeline(resources, *stages);
   } catch (const std::exception& error) {
     // Aborts, because peers wait for bytes that this rank will not send. The stages drop their transfers afterwards, so

@@ -116,6 +116,7 @@ def stages(python: str = "", out: Path = RESULTS) -> list[Stage]:
         Stage("build", 300, build_commands(), expected=60),
         Stage("info", 40, [[python, "-m", "zcomm", "info"]], expected=5),
         probe("beside_gemm", 120, 65),  # builds the probes, too
+        probe("chains", 120, 40),
         probe("nccl_host_cost", 60, 10),
         probe("real_shapes", 60, 10),
         probe("fsdp_copies", 60, 10),

@@ -173,6 +173,7 @@ class ProcessGroup(Backend):  # type: ignore[misc]
         parts: Parts = [],
         feedback: BlockFormat | None = None,
         again: bool = False,
+        leaves_wires: bool = False,  # a gather, whose wires run() is to leave: on GPUs it has one chunk
         compared: bool = False,
         like: Operation | None = None,
     ) -> Operation | Verdict: ...

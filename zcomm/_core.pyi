@@ -14,6 +14,7 @@ DecodeLossless = tuple[int, int, Values, int, int, int]  # message, num_bytes, b
 CheckHash = tuple[Values, int, int]  # values, hash, status
 
 DEFAULT_CHUNK_BYTES: int
+DEFAULT_GPU_CHUNK_BYTES: int
 
 class Error(RuntimeError): ...
 class ArgumentError(Error, ValueError): ...
@@ -106,6 +107,8 @@ class GatherPlan:
         segments: Segments,
         chunk_bytes: int = ...,
     ) -> None: ...
+    @staticmethod
+    def in_one_chunk(topology: Topology, lengths: Sequence[int], dtype: str, format: str) -> GatherPlan: ...
     def trace(self, grouped: bool, again: bool = False) -> list[TraceStep]: ...
 
 class ReducePlan:
@@ -163,6 +166,7 @@ class TraceStep:
     num_bytes: int
     sent: LinkBytes
     num_ring_steps: int
+    is_beside: bool
 
 class SecondaryShard:
     generation: int
@@ -215,7 +219,6 @@ class Communicator:
     def abort(self, reason: str) -> None: ...
     def close(self) -> None: ...
 
-def default_gpu_chunk_bytes(size: int) -> int: ...
 def make_unique_id() -> bytes: ...
 def bootstrap_over_nccl(
     communicator: int, token: int, timeout: timedelta

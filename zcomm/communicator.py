@@ -73,7 +73,7 @@ class Communicator(Exchanges):
             given = f"{len(unique_id)} bytes" if isinstance(unique_id, bytes) else type(unique_id).__name__
             raise ValueError(f"unique_id: expected the 128 bytes of Communicator.unique_id(), got {given}")
         if chunk_bytes is None:
-            chunk_bytes = _core.default_gpu_chunk_bytes(size)
+            chunk_bytes = _core.DEFAULT_GPU_CHUNK_BYTES
         if chunk_bytes < 1:
             raise ValueError(f"chunk_bytes: expected at least 1, got {chunk_bytes}")
         if not 0 <= seed < 2**64:

@@ -62,6 +62,7 @@ struct Resources {
   Preparations& preparations;        // of lossless gathers
   BeginRange begin_range = nullptr;  // around calls of the codec and the transport; may be null
   std::uint64_t seed = 0;            // of stochastic rounding, different for each call
+  Lanes* lanes = nullptr;            // of a call that uses them; null where kernels stay on `stream`
 };
 
 }  // namespace zcomm

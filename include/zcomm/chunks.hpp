@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <numeric>
 #include <span>
 #include <string>
@@ -44,23 +43,37 @@ std::vector<Segment<Format>> parse_segments(const NamedSegments& named) {
 using GatherSegments = std::span<const Segment<BlockFormat>>;
 using ReduceSegments = std::span<const Segment<HopFormats>>;
 
-// Returns the upper bound of a chunk, in bytes of values of one slot.
-// `num_slots` is the number of ranks; `slot_bytes` are the bytes of the longest slot.
+// Returns the upper bound of a chunk, in elements of one slot.
+// `num_slots` is the number of ranks; `length` is that of the longest slot; `parts` is the number of chunks in which
+// hops and codec of a long call overlap well enough.
 //
-// A chunk has at most 128 MiB over all slots, which bounds scratch memory. Starting a message also has a cost. So with
-// many ranks a chunk may have 512 KiB of each slot, as long as a call then has at least four chunks.
-constexpr std::size_t max_chunk_bytes(int num_slots, std::size_t slot_bytes) {
-  const std::size_t share = (std::size_t{128} << 20) / static_cast<std::size_t>(num_slots);
-  return std::max(share, std::min(std::size_t{512} << 10, slot_bytes / 4));
+// A chunk of 128 MiB over all slots fills every link. Longer calls have `parts` chunks, not more: beside matrix
+// products each kernel and each group of NCCL waits until a product ends, and every chunk adds some. 2^30 / `parts`
+// elements over all slots bound scratch memory. Starting a message has a cost, too: 512 KiB of each slot are never too
+// many. A call of one part needs no scratch, and is never cut.
+constexpr std::int64_t max_chunk(int num_slots, std::int64_t length, DType dtype, int parts) {
+  const std::int64_t part = std::max<std::int64_t>((length + parts - 1) / parts, 1);
+  if (parts == 1) return part;
+  const auto in_elements = [&](std::int64_t num_bytes) {
+    return num_bytes / static_cast<std::int64_t>(element_size(dtype));
+  };
+  const std::int64_t most = std::max((std::int64_t{1} << 30) / parts / num_slots, in_elements(std::int64_t{512} << 10));
+  return std::clamp(part, std::min(in_elements((std::int64_t{128} << 20) / num_slots), most), most);
 }
 
-// Returns the default World::chunk_bytes on GPUs among `size` ranks: the upper bound of a chunk.
-// A chunk costs a launch of NCCL there, which takes as long as 20 MiB over NVLink. docs/performance.md has the model.
-constexpr std::size_t default_gpu_chunk_bytes(int size) {
-  return max_chunk_bytes(size, std::numeric_limits<std::size_t>::max());
-}
+// Chunks of a long call, for each of its hops.
+inline constexpr int kPartsPerHop = 2;
+
+// Default World::chunk_bytes on GPUs: none. A call there is cut by max_chunk() alone.
+inline constexpr std::size_t kDefaultGpuChunkBytes = std::size_t{1} << 40;
 
 // --- Internal: plans cut slots with these. A caller needs nothing below.
+
+// Returns the elements of `chunk_bytes`, at least one and at most `most`.
+constexpr std::int64_t bounded_chunk(std::size_t chunk_bytes, std::int64_t most, DType dtype) {
+  const std::size_t asked = std::max<std::size_t>(chunk_bytes / element_size(dtype), 1);
+  return static_cast<std::int64_t>(std::min(asked, static_cast<std::size_t>(most)));
+}
 
 // Elements [begin, begin + count) of every slot, sent in one format as one wire.
 template <class Format>
@@ -84,16 +97,14 @@ template <class Format>
 class Chunks {
  public:
   // Cuts `segments`, which cover the longest slot, so that all ranks have the same chunks.
-  // `chunk_bytes` is the wanted size in bytes of values of one slot; max_chunk_bytes() bounds it.
+  // `chunk_bytes` is the wanted size in bytes of values of one slot; max_chunk() bounds it, with these `parts`.
   // A piece that does not end its segment has a multiple of `granule` elements.
   Chunks(std::size_t chunk_bytes, int num_slots, std::span<const Segment<Format>> segments, DType dtype,
-         std::int64_t granule = 1) {
+         std::int64_t granule, int parts) {
     std::int64_t total = 0;
     for (const Segment<Format>& segment : segments) total += segment.num_elements;
     if (total == 0) return;
-    const std::size_t slot_bytes = static_cast<std::size_t>(total) * element_size(dtype);
-    chunk_bytes = std::min(chunk_bytes, max_chunk_bytes(num_slots, slot_bytes));
-    const std::int64_t wanted = std::max<std::int64_t>(static_cast<std::int64_t>(chunk_bytes / element_size(dtype)), 1);
+    const std::int64_t wanted = bounded_chunk(chunk_bytes, max_chunk(num_slots, total, dtype, parts), dtype);
     const std::int64_t wanted_count = (total + wanted - 1) / wanted;
     const std::int64_t enough = (total + wanted_count - 1) / wanted_count;  // makes chunks of about the same size
     std::int64_t filled = enough;

@@ -126,7 +126,7 @@ struct NcclOptions {
 //   auto workspace = make_cuda_workspace();
 //   auto codec = make_cuda_codec(*workspace);
 //   Communicator communicator(make_nccl_transport(options), topology, std::move(codec), std::move(workspace),
-//                             default_gpu_chunk_bytes(topology.size()));
+//                             kDefaultGpuChunkBytes);
 std::unique_ptr<Transport> make_nccl_transport(const NcclOptions& options);
 
 }  // namespace zcomm

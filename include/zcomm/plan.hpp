@@ -76,7 +76,9 @@ class SlotPlan {
 
  protected:
   // Cuts chunks at multiples of `granule` elements of a segment. `segments` must cover the longest slot.
-  SlotPlan(World world, SlotShape slots, std::span<const Segment<Format>> segments, std::int64_t granule);
+  // A call makes `most_hops` hops if it can; with 0, only World::chunk_bytes cuts the slots.
+  SlotPlan(World world, SlotShape slots, std::span<const Segment<Format>> segments, std::int64_t granule,
+           int most_hops = 2);
 
   World world_;
   SlotShape slots_;
@@ -91,7 +93,13 @@ class GatherPlan : public SlotPlan<BlockFormat> {
   // Plans a gather of `slots` in the formats of `segments`, which is copied.
   // With `in_one_hop`, each rank sends to all others even if two hops are possible. The result is the same.
   // Pieces that do not end their segment have a multiple of `granule` elements.
-  GatherPlan(World world, SlotShape slots, GatherSegments segments, bool in_one_hop = false, std::int64_t granule = 1);
+  // With `in_one_chunk`, only World::chunk_bytes cuts the slots: for a gather that leaves its wires, which has memory
+  // for all of them.
+  GatherPlan(World world, SlotShape slots, GatherSegments segments, bool in_one_hop = false, std::int64_t granule = 1,
+             bool in_one_chunk = false);
+
+  // Returns true if only World::chunk_bytes cuts the slots.
+  bool is_in_one_chunk() const { return is_in_one_chunk_; }
 
   // Returns true if one hop replaces two.
   bool is_in_one_hop() const { return is_in_one_hop_; }
@@ -167,6 +175,7 @@ class GatherPlan : public SlotPlan<BlockFormat> {
     return last.peer == next.peer && offset(last.slot, chunk) + num_bytes(last.slot, chunk) == offset(next.slot, chunk);
   }
 
+  bool is_in_one_chunk_;
   bool is_in_one_hop_;
   std::int64_t longest_;
   std::vector<std::size_t> wire_offsets_;  // of each chunk in the wires of the longest slot, then their end

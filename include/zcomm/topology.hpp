@@ -130,7 +130,7 @@ class Topology {
 
 // Default size of a chunk: 1 MiB of values of one slot.
 // It is large enough for a message to fill its link, and small enough for the hops and the codec to overlap.
-// On GPUs default_gpu_chunk_bytes() is better.
+// On GPUs kDefaultGpuChunkBytes is better.
 inline constexpr std::size_t kDefaultChunkBytes = std::size_t{1} << 20;
 
 // A rank, its group's topology and its chunk size. Every plan is made for one world.

@@ -78,6 +78,18 @@ class [[gnu::visibility("default")]] Transfer {
 // It returns a description of the error, an empty string if the bytes are right, or nullopt while that is unknown.
 using DeferredCheck = std::function<std::optional<std::string>()>;
 
+// Streams beside a call's own. Kernels of one step of a pipeline run on them side by side. One thread may use them.
+class [[gnu::visibility("default")]] Lanes {
+ public:
+  virtual ~Lanes() = default;
+
+  // Returns a lane whose later work follows what is queued on `stream` now, beside the work of other lanes.
+  virtual StreamView fork(StreamView stream) = 0;
+
+  // Makes `stream` wait for the work on all lanes.
+  virtual void join(StreamView stream) = 0;
+};
+
 // Connections of one rank to all others of a group. One thread at a time may use it, except for abort().
 class [[gnu::visibility("default")]] Transport {
  public:
@@ -124,6 +136,9 @@ class [[gnu::visibility("default")]] Transport {
   // The host must then know the size of every message: see Recv::is_upper_bound.
   // Other transports start a transfer at once, and many small transfers cost no more than a large one.
   virtual bool is_stream_ordered() const { return false; }
+
+  // Returns the lanes of this rank's device, which live as long as the transport; null if there are none.
+  virtual Lanes* lanes() { return nullptr; }
 
   // Throws if an earlier transfer has failed in the meantime, or if a comparison or a watch() has found an error.
   // Never blocks. The default does nothing, because wait() throws on a CPU.

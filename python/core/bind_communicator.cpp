@@ -297,7 +297,7 @@ void bind_communicator(py::module_& module) {
       },
       py::arg("communicator"), py::arg("token"), py::arg("timeout"));
   module.attr("DEFAULT_CHUNK_BYTES") = kDefaultChunkBytes;
-  module.def("default_gpu_chunk_bytes", &default_gpu_chunk_bytes, py::arg("size"));
+  module.attr("DEFAULT_GPU_CHUNK_BYTES") = kDefaultGpuChunkBytes;
 }
 
 }  // namespace zcomm

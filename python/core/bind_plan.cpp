@@ -50,7 +50,8 @@ void bind_costs(py::module_& module) {
       .def_readonly("number", &TraceStep::number)
       .def_readonly("num_bytes", &TraceStep::num_bytes)
       .def_readonly("sent", &TraceStep::sent)
-      .def_readonly("num_ring_steps", &TraceStep::num_ring_steps);
+      .def_readonly("num_ring_steps", &TraceStep::num_ring_steps)
+      .def_readonly("is_beside", &TraceStep::is_beside);
 }
 
 template <class Plan>
@@ -122,6 +123,15 @@ void bind_plan(py::module_& module) {
   bind_topology(module);
   bind_costs(module);
   bind_slots<GatherPlan, BlockFormat>(module, "GatherPlan", "What one rank does in an all_gather. See plan.hpp.")
+      .def_static(
+          "in_one_chunk",
+          [](const Topology& topology, std::vector<std::int64_t> lengths, const std::string& dtype,
+             const std::string& format) {
+            const Segment<BlockFormat> segment{lengths.at(0), BlockFormat::parse(format)};
+            return GatherPlan({topology, 0, kDefaultGpuChunkBytes}, {std::move(lengths), parse_dtype(dtype)},
+                              {&segment, 1}, false, 1, true);
+          },
+          py::arg("topology"), py::arg("lengths"), py::arg("dtype"), py::arg("format"))
       .def(
           "trace", [](const GatherPlan& self, bool grouped, bool again) { return trace_of(self, grouped, again); },
           py::arg("grouped"), py::arg("again") = false);

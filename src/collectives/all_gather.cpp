@@ -99,7 +99,11 @@ class AllGather final : public Stages {
   int window() const override { return window_; }
 
  private:
-  int depth() const { return window_ + num_hops(); }  // chunks in progress
+  // Returns the chunks in progress. On lanes a chunk is encoded while another is decoded.
+  int depth() const {
+    const int depth = window_ + num_hops() + (r_.transport.lanes() == nullptr ? 0 : 1);
+    return static_cast<int>(std::min<std::int64_t>(depth, plan_.num_chunks()));
+  }
 
   void first_hop(std::int64_t chunk) override {
     if (!is_again_) encode(chunk);
@@ -119,7 +123,7 @@ class AllGather final : public Stages {
       std::byte* const wire = take_wire(message, piece.format, values.dtype, values.num_elements);
       encodes_.push_back({values, piece.format, wire, rounding_of(r_, plan_.rank(), piece, piece.format)});
     }
-    run_codec(r_, encodes_);
+    run_beside(r_, encodes_);
   }
 
   void second_hop(std::int64_t chunk) override {  // within the node
@@ -138,7 +142,7 @@ class AllGather final : public Stages {
     if (leaves_wires_) return;
     decodes_.clear();
     wires_.add_decodes(slots_, chunk, decodes_);
-    run_codec(r_, decodes_);
+    run_beside(r_, decodes_);
   }
 
   const Resources& r_;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "stages.hpp"
+#include "zcomm/error.hpp"
 
 namespace zcomm {
 namespace {
@@ -33,6 +34,28 @@ std::int64_t num_steps(const Stages& stages) { return stages.num_chunks() + step
 constexpr std::size_t kBytesInFlight = std::size_t{8} << 20;
 constexpr std::int64_t kChunksInFlight = 64;
 
+// Makes the call's stream wait for the lanes, at the latest where a call ends or fails: scratch is released there.
+class LaneJoin {
+ public:
+  explicit LaneJoin(const Resources& r) : r_(r) {}
+  ~LaneJoin() {
+    try {
+      join();
+    } catch (const Error&) {
+      // The device is lost.
+    }
+  }
+  LaneJoin(const LaneJoin&) = delete;
+  LaneJoin& operator=(const LaneJoin&) = delete;
+
+  void join() const {
+    if (r_.lanes != nullptr) r_.lanes->join(r_.stream);
+  }
+
+ private:
+  const Resources& r_;
+};
+
 }  // namespace
 
 int window_of(const Resources& r, std::size_t wire_bytes, std::int64_t num_chunks) {
@@ -43,18 +66,22 @@ int window_of(const Resources& r, std::size_t wire_bytes, std::int64_t num_chunk
 
 void run_pipeline(const Resources& r, Stages& first) {
   Stages* const second = first.second.get();
-  const std::int64_t delay = second == nullptr ? 0 : steps_per_chunk(first) + 1;
+  // Kernels of a step are in no order on lanes: what one has summed is sent on a step later.
+  const std::int64_t delay = second == nullptr ? 0 : steps_per_chunk(first) + (r.lanes == nullptr ? 1 : 2);
   const std::int64_t count = delay + num_steps(second == nullptr ? first : *second);
+  const LaneJoin lanes(r);
   for (std::int64_t step = 0; step < count; ++step) {
     r.transport.begin_group();
     start(first, step);
     if (second != nullptr) start(*second, step - delay);
     if (r.transport.is_stream_ordered()) {
+      lanes.join();
       timed(r, r.stats.transfer_time, "zcomm::start_transfer", [&] { r.transport.end_group(r.stream); });
     }
     finish(first, step);
     if (second != nullptr) finish(*second, step - delay);
   }
+  lanes.join();
   first.end();
 }
 

@@ -128,6 +128,12 @@ std::vector<Segment<BlockFormat>> whole_slot(const SlotShape& slots) {
   return {{slots.lengths.empty() ? 0 : slots.longest(), {}}};
 }
 
+// Returns the chunks of a long call.
+int parts_of(const Topology& topology, int most_hops) {
+  if (most_hops == 0) return 1;
+  return kPartsPerHop * (topology.is_hierarchical() ? most_hops : 1);
+}
+
 }  // namespace
 
 std::int64_t SlotShape::longest() const { return *std::max_element(lengths.begin(), lengths.end()); }
@@ -148,22 +154,29 @@ std::string SlotShape::to_string() const {
 
 template <class Format>
 SlotPlan<Format>::SlotPlan(World world, SlotShape slots, std::span<const Segment<Format>> segments,
-                           std::int64_t granule)
+                           std::int64_t granule, int most_hops)
     : world_(std::move(world)),
       slots_(checked(std::move(slots), world_, segments)),
       segments_(segments.begin(), segments.end()),
       description_(slots_.to_string() + " " + describe(segments)),
-      chunks_(world_.chunk_bytes, topology().size(), segments, slots_.dtype, granule) {}
+      chunks_(world_.chunk_bytes, topology().size(), segments, slots_.dtype, granule, parts_of(topology(), most_hops)) {
+}
 
 // --- GatherPlan
 
-GatherPlan::GatherPlan(World world, SlotShape slots, GatherSegments segments, bool in_one_hop, std::int64_t granule)
-    : SlotPlan(std::move(world), std::move(slots), segments, granule),
+GatherPlan::GatherPlan(World world, SlotShape slots, GatherSegments segments, bool in_one_hop, std::int64_t granule,
+                       bool in_one_chunk)
+    : SlotPlan(std::move(world), std::move(slots), segments, granule,
+               in_one_chunk ? 0
+               : in_one_hop ? 1
+                            : 2),
+      is_in_one_chunk_(in_one_chunk),
       is_in_one_hop_(in_one_hop && topology().is_hierarchical()),
       longest_(slots_.longest()),
       hops_(topology().gather_hops(rank(), in_one_hop)),
       secondary_hop_(topology().secondary_hop(rank())) {
   if (is_in_one_hop_) description_ += " in one hop";
+  if (in_one_chunk) description_ += " in one chunk";
   const std::vector<int> order = num_hops() == 2 ? in_order_of_hops(topology(), rank()) : in_rank_order(topology());
   const std::vector<int> held = held_of(topology(), rank(), order);
   order_ = places_in(order, topology());

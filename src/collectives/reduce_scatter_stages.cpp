@@ -22,6 +22,11 @@ class ReduceStages : public Stages {
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
 
  protected:
+  // Returns the depth of buffers for `depth` chunks in progress; a call may have fewer.
+  int in_progress(int depth) const { return static_cast<int>(std::min<std::int64_t>(depth, plan_.num_chunks())); }
+  // Returns the place of another rank's message, or node's, where there is none of the own one.
+  static int place_among_others(int other, int own) { return other < own ? other : other - 1; }
+
   static Wire exact_wire(ConstTensorView values) { return {values.data, {}, values.dtype}; }
 
   // Begins a list of sums. It reserves `most_terms`, those of all sums together, so that spans of them stay valid.
@@ -82,8 +87,8 @@ class FlatReduceScatter final : public ReduceStages {
   FlatReduceScatter(const Resources& r, const ReducePlan& plan, const Arguments& arguments, bool read_late)
       : ReduceStages(r, plan, arguments, read_late),
         window_(window_of(r, message_bytes() * plan_.slots().lengths.size(), plan_.num_chunks())),
-        outgoing_(r, plan_.topology().size(), message_bytes(), window_ + 1),
-        incoming_(r, plan_.topology().size(), message_bytes(), window_ + 1) {}
+        outgoing_(r, plan_.topology().size() - 1, message_bytes(), in_progress(window_ + 1)),
+        incoming_(r, plan_.topology().size() - 1, message_bytes(), in_progress(window_ + 1)) {}
 
   int window() const override { return window_; }
 
@@ -92,6 +97,7 @@ class FlatReduceScatter final : public ReduceStages {
     return std::max(plan_.largest_bytes(Link::intra_node, dtype_), plan_.largest_bytes(Link::inter_node, dtype_));
   }
   Link link(int peer) const { return plan_.topology().link(plan_.rank(), peer); }
+  int place(int peer) const { return place_among_others(peer, plan_.rank()); }
 
   // Sends each message while the next one is encoded, on transports that start transfers at once: peers then know the
   // destination of bytes before they arrive. On others all messages are encoded in one call.
@@ -100,7 +106,7 @@ class FlatReduceScatter final : public ReduceStages {
     begin_sums(plan_.feedback() ? 3 * plan_.hop(0).sends.size() * plan_.pieces(chunk).size() : 0);
     updates_.clear();
     for (const auto& [peer, slot] : plan_.hop(0).recvs) {
-      recvs_.push_back(incoming_.recv(peer, peer, chunk, plan_.num_bytes(slot, chunk, link(peer), dtype_)));
+      recvs_.push_back(incoming_.recv(peer, place(peer), chunk, plan_.num_bytes(slot, chunk, link(peer), dtype_)));
     }
     const bool one_by_one = !r_.transport.is_stream_ordered();
     if (one_by_one) {
@@ -109,7 +115,7 @@ class FlatReduceScatter final : public ReduceStages {
     }
     std::size_t num_left = plan_.hop(0).sends.size();
     for (const Move& move : plan_.hop(0).sends) {
-      std::byte* const message = outgoing_.data(move.peer, chunk);
+      std::byte* const message = outgoing_.data(place(move.peer), chunk);
       list_encodes(move.slot, chunk, message);
       sends_.push_back({move.peer, message, plan_.num_bytes(move.slot, chunk, link(move.peer), dtype_)});
       if (--num_left == 0 || one_by_one) start_listed(chunk);
@@ -118,8 +124,8 @@ class FlatReduceScatter final : public ReduceStages {
 
   // Encodes the listed jobs, starts the listed messages, and clears both lists.
   void start_listed(std::int64_t chunk) {
-    run_codec(r_, encodes_);
-    run_codec(r_, encodes_with_residual_);
+    run_beside(r_, encodes_);
+    run_beside(r_, encodes_with_residual_);
     transfers_[chunk].push_back(start_transfer(r_, sends_, recvs_));
     encodes_.clear();
     encodes_with_residual_.clear();
@@ -127,7 +133,7 @@ class FlatReduceScatter final : public ReduceStages {
     recvs_.clear();
   }
 
-  void meanwhile(std::int64_t) override { run_codec(r_, updates_); }
+  void meanwhile(std::int64_t) override { run_beside(r_, updates_); }
 
   // Lists the jobs that fill the message to the owner of a slot.
   void list_encodes(int owner, std::int64_t chunk, std::byte* message) {
@@ -152,7 +158,7 @@ class FlatReduceScatter final : public ReduceStages {
     const int size = plan_.topology().size();
     begin_sums(static_cast<std::size_t>(size) * plan_.pieces(chunk).size());
     for (int peer = 0; peer < size; ++peer) {
-      messages_.push_back(peer == plan_.rank() ? nullptr : incoming_.received(peer, chunk));
+      messages_.push_back(peer == plan_.rank() ? nullptr : incoming_.received(place(peer), chunk));
     }
     for (const Piece<HopFormats>& piece : plan_.pieces(chunk)) {
       const std::size_t first = terms_.size();
@@ -166,12 +172,12 @@ class FlatReduceScatter final : public ReduceStages {
       }
       list_output(piece, first);
     }
-    run_codec(r_, sums_);
+    run_beside(r_, sums_);
     transfers_[chunk].clear();
   }
 
   const int window_;
-  const MessageBuffers outgoing_;  // one message per rank
+  const MessageBuffers outgoing_;  // one message per other rank
   MessageBuffers incoming_;
   Ring<std::vector<std::unique_ptr<Transfer>>> transfers_{window_ + 1};
   std::vector<DecodeSumEncode> encodes_with_residual_;
@@ -191,22 +197,21 @@ class HierarchicalReduceScatter final : public ReduceStages {
         own_local_(topology_.local_rank(plan_.rank())),
         num_nodes_(topology_.num_nodes()),
         node_size_(static_cast<int>(topology_.ranks(own_node_).size())),
-        first_out_(r, node_size_, first_bytes(), kFirstDepth),
-        first_in_(r, node_size_, first_bytes(), kFirstDepth),
-        second_out_(r, num_nodes_, plan_.largest_bytes(Link::inter_node, DType::float32), kSecondDepth),
-        second_in_(r, num_nodes_, plan_.largest_bytes(Link::inter_node, DType::float32), kSecondDepth),
-        partial_(r, 1, plan_.largest_sum_bytes(), kSecondDepth) {}
+        first_out_(r, node_size_ - 1, first_bytes(), in_progress(kFirstDepth)),
+        first_in_(r, node_size_ - 1, first_bytes(), in_progress(kFirstDepth)),
+        second_out_(r, num_nodes_ - 1, second_bytes(), in_progress(kSecondDepth)),
+        second_in_(r, num_nodes_ - 1, second_bytes(), in_progress(kSecondDepth)),
+        partial_(r, 1, plan_.largest_sum_bytes(), in_progress(kSecondDepth)) {}
 
   int num_hops() const override { return 2; }
-  // Sums while a group is in flight. With few chunks that is not worth another group, and transports that start at once
-  // have the next chunk of the first hop in flight anyway.
+  // Sums while a group is in flight. Transports that start at once have the next chunk of the first hop in flight
+  // anyway.
   int second_hop_delay() const override {
-    return !r_.transport.is_stream_ordered() || num_chunks() < kLeastChunksOfDelay ? 1 : kLongestDelay;
+    return r_.transport.is_stream_ordered() && num_chunks() > 1 ? kLongestDelay : 1;
   }
 
  private:
   static constexpr int kLongestDelay = 2;
-  static constexpr std::int64_t kLeastChunksOfDelay = 4;
   // Chunks in progress, in each hop.
   static constexpr int kFirstDepth = kLongestDelay + 1;
   static constexpr int kSecondDepth = 2;
@@ -214,6 +219,10 @@ class HierarchicalReduceScatter final : public ReduceStages {
   std::size_t first_bytes() const {
     return plan_.largest_bytes(Link::intra_node, dtype_) * static_cast<std::size_t>(num_nodes_);
   }
+
+  std::size_t second_bytes() const { return plan_.largest_bytes(Link::inter_node, DType::float32); }
+  int place(int local) const { return place_among_others(local, own_local_); }
+  int place_of_node(int node) const { return place_among_others(node, own_node_); }
 
   void first_hop(std::int64_t chunk) override {  // within the node
     encodes_.clear();
@@ -224,7 +233,7 @@ class HierarchicalReduceScatter final : public ReduceStages {
     const auto nodes = static_cast<std::size_t>(num_nodes_);
     for (std::size_t first = 0; first < hop.sends.size(); first += nodes) {
       const int peer = hop.sends[first].peer;
-      std::byte* const message = first_out_.data(topology_.local_rank(peer), chunk);
+      std::byte* const message = first_out_.data(place(topology_.local_rank(peer)), chunk);
       std::byte* end = message;
       for (const Move& move : std::span(hop.sends).subspan(first, nodes)) list_encodes(move.slot, chunk, end);
       sends_.push_back({peer, message, static_cast<std::size_t>(end - message)});
@@ -235,9 +244,9 @@ class HierarchicalReduceScatter final : public ReduceStages {
     }
     for (std::size_t first = 0; first < hop.recvs.size(); first += nodes) {
       const int peer = hop.recvs[first].peer;
-      recvs_.push_back({peer, first_in_.data(topology_.local_rank(peer), chunk), own_bytes});
+      recvs_.push_back({peer, first_in_.data(place(topology_.local_rank(peer)), chunk), own_bytes});
     }
-    run_codec(r_, encodes_);
+    run_beside(r_, encodes_);
     first_hop_[chunk] = start_transfer(r_, sends_, recvs_);
   }
 
@@ -253,14 +262,14 @@ class HierarchicalReduceScatter final : public ReduceStages {
   void second_hop(std::int64_t chunk) override {  // sums over the node, to other nodes
     finish_transfer(r_, first_hop_[chunk]);
     list_sums(chunk);
-    run_codec(r_, forwards_);
+    run_beside(r_, forwards_);
     second_hop_[chunk] = start_transfer(r_, sends_, recvs_, 1);
   }
 
   // Sums this rank's slot over its node, and updates the residuals of the other slots.
   void meanwhile(std::int64_t) override {
-    run_codec(r_, sums_);
-    run_codec(r_, updates_);
+    run_beside(r_, sums_);
+    run_beside(r_, updates_);
   }
 
   // Lists the sums over this rank's node. That of its own slot stays here; the others are encoded for other nodes.
@@ -271,17 +280,19 @@ class HierarchicalReduceScatter final : public ReduceStages {
     sends_.clear();
     recvs_.clear();
     updates_.clear();
-    for (int local = 0; local < node_size_; ++local) messages_.push_back(first_in_.data(local, chunk));
+    for (int local = 0; local < node_size_; ++local) {
+      messages_.push_back(local == own_local_ ? nullptr : first_in_.data(place(local), chunk));
+    }
     for (int node = 0; node < num_nodes_; ++node) {
       if (node == own_node_) {
         list_own_sums(chunk);
         continue;
       }
       const int owner = topology_.rank_of(node, own_local_);
-      std::byte* const message = second_out_.data(node, chunk);
+      std::byte* const message = second_out_.data(place_of_node(node), chunk);
       list_forwards(owner, chunk, message);
       sends_.push_back({owner, message, plan_.num_bytes(owner, chunk, Link::inter_node, DType::float32)});
-      recvs_.push_back({owner, second_in_.data(node, chunk),
+      recvs_.push_back({owner, second_in_.data(place_of_node(node), chunk),
                         plan_.num_bytes(plan_.rank(), chunk, Link::inter_node, DType::float32)});
     }
   }
@@ -325,7 +336,7 @@ class HierarchicalReduceScatter final : public ReduceStages {
     finish_transfer(r_, second_hop_[chunk], 1);
     begin_sums(static_cast<std::size_t>(num_nodes_) * plan_.pieces(chunk).size());
     for (int node = 0; node < num_nodes_; ++node) {
-      messages_.push_back(node == own_node_ ? partial_.data(0, chunk) : second_in_.data(node, chunk));
+      messages_.push_back(node == own_node_ ? partial_.data(0, chunk) : second_in_.data(place_of_node(node), chunk));
     }
     for (const Piece<HopFormats>& piece : plan_.pieces(chunk)) {
       const std::size_t first = terms_.size();
@@ -336,7 +347,7 @@ class HierarchicalReduceScatter final : public ReduceStages {
       }
       list_output(piece, first);
     }
-    run_codec(r_, sums_);
+    run_beside(r_, sums_);
   }
 
   const Topology& topology_;
@@ -344,9 +355,9 @@ class HierarchicalReduceScatter final : public ReduceStages {
   const int own_local_;
   const int num_nodes_;
   const int node_size_;
-  const MessageBuffers first_out_;  // one message per local rank
+  const MessageBuffers first_out_;  // one message per other local rank
   const MessageBuffers first_in_;
-  const MessageBuffers second_out_;  // one per node
+  const MessageBuffers second_out_;  // one per other node
   const MessageBuffers second_in_;
   const MessageBuffers partial_;  // float32 sums of this rank's slot over its node
   Ring<std::unique_ptr<Transfer>> first_hop_{kFirstDepth};

@@ -49,7 +49,10 @@ class Stages {
 //
 // The second collective starts a chunk when the first has finished it, while later chunks of the first are in progress.
 // Their transfers share groups: n chunks take n + 2 groups, or n + 4 if both have two hops, one more if that of the
-// first is delayed by two steps.
+// first is delayed by two steps, and one more with lanes.
+//
+// With lanes the kernels of a step run side by side, and while the group of the step before is in flight. So the call
+// lasts one group a step, between its first encode and its last sum.
 void run_pipeline(const Resources& r, Stages& first);
 
 // Returns the window of one hop whose chunks have `wire_bytes`, of all ranks. Between nodes, on transports that start
@@ -130,6 +133,17 @@ inline void run_codec(const Resources& r, std::span<const CheckHash> jobs) {
   timed(r, r.stats.codec_time, "zcomm::check", [&] { r.codec.lossless()->check(jobs, r.stream); });
 }
 
+// Makes a call of the codec on a lane, if there are lanes: beside the other such calls since the pipeline joined them,
+// and after the transfers that were waited for.
+template <class Jobs>
+void run_beside(const Resources& r, const Jobs& jobs) {
+  if (jobs.empty()) return;
+  if (r.lanes == nullptr) return run_codec(r, jobs);
+  Resources on_lane = r;
+  on_lane.stream = r.lanes->fork(r.stream);
+  run_codec(on_lane, jobs);
+}
+
 // `hop`: 0 is the call's first.
 inline void count_sent(const Resources& r, int peer, std::size_t num_bytes, std::size_t hop = 0) {
   const Link link = r.world.topology.link(r.world.rank, peer);
@@ -173,8 +187,8 @@ inline void finish_transfer(const Resources& r, std::unique_ptr<Transfer>& trans
 
 // Returns the elements of a chunk where all ranks cut values of any length alike: whole blocks of `granule`.
 inline std::int64_t chunk_elements(const World& world, DType dtype, std::int64_t granule) {
-  const std::size_t chunk_bytes = std::min(world.chunk_bytes, max_chunk_bytes(world.topology.size(), 0));
-  const auto wanted = static_cast<std::int64_t>(chunk_bytes / element_size(dtype));
+  const std::int64_t most = max_chunk(world.topology.size(), 0, dtype, 2 * kPartsPerHop);
+  const std::int64_t wanted = bounded_chunk(world.chunk_bytes, most, dtype);
   return std::max<std::int64_t>(wanted / granule, 1) * granule;
 }
 

@@ -29,28 +29,28 @@ class TracedCodec final : public Codec {
  public:
   explicit TracedCodec(Trace& trace) : trace_(trace) {}
 
-  void encode(std::span<const Encode> jobs, StreamView) const override {
-    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kEncodePieces));
+  void encode(std::span<const Encode> jobs, StreamView stream) const override {
+    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kEncodePieces), stream);
     for (const Encode& job : jobs) {
       num_bytes += job.values.num_bytes() + wire_bytes(job.format, job.values.dtype, job.values.num_elements);
     }
   }
-  void decode(std::span<const Decode> jobs, StreamView) const override {
-    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kDecodePieces));
+  void decode(std::span<const Decode> jobs, StreamView stream) const override {
+    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kDecodePieces), stream);
     for (const Decode& job : jobs) num_bytes += job.values.num_bytes() + size(job.wire, job.values.num_elements);
   }
-  void decode_sum(std::span<const DecodeSum> jobs, StreamView) const override {
-    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kSumPieces, jobs[0].wires.size(), gpu::kSumWires));
+  void decode_sum(std::span<const DecodeSum> jobs, StreamView stream) const override {
+    std::size_t& num_bytes = add(launches(jobs.size(), gpu::kSumPieces, jobs[0].wires.size(), gpu::kSumWires), stream);
     for (const DecodeSum& job : jobs) {
       num_bytes += job.values.num_bytes();
       for (const Wire& wire : job.wires) num_bytes += size(wire, job.values.num_elements);
     }
   }
-  void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView) const override {
+  void decode_sum_encode(std::span<const DecodeSumEncode> jobs, StreamView stream) const override {
     std::set<std::int64_t> lengths;
     for (const DecodeSumEncode& job : jobs) lengths.insert(job.num_elements);
     std::size_t& num_bytes =
-        add(launches(lengths.size(), gpu::kSumEncodePieces, jobs[0].wires.size(), gpu::kSumEncodeWires));
+        add(launches(lengths.size(), gpu::kSumEncodePieces, jobs[0].wires.size(), gpu::kSumEncodeWires), stream);
     for (const DecodeSumEncode& job : jobs) {
       num_bytes += wire_bytes(job.format, DType::float32, job.num_elements);
       for (const Wire& wire : job.wires) num_bytes += size(wire, job.num_elements);
@@ -61,12 +61,21 @@ class TracedCodec final : public Codec {
   static std::size_t size(const Wire& wire, std::int64_t num_elements) {
     return wire_bytes(wire.format, wire.dtype, num_elements);
   }
-  // Adds a step, and returns its bytes.
-  std::size_t& add(std::size_t num_launches) const {
-    return trace_.emplace_back(TraceStep{.kind = Kind::codec, .number = num_launches}).num_bytes;
+  // Adds a step, and returns its bytes. Only lanes have a handle.
+  std::size_t& add(std::size_t num_launches, StreamView stream) const {
+    const bool is_beside = stream.handle != nullptr;
+    return trace_.emplace_back(TraceStep{.kind = Kind::codec, .number = num_launches, .is_beside = is_beside})
+        .num_bytes;
   }
 
   Trace& trace_;
+};
+
+// A stream that is none.
+class TracedLanes final : public Lanes {
+ public:
+  StreamView fork(StreamView) override { return {this}; }
+  void join(StreamView) override {}
 };
 
 class TracedTransport final : public Transport {
@@ -97,6 +106,7 @@ class TracedTransport final : public Transport {
     if (grouped_) close();
   }
   bool is_stream_ordered() const override { return grouped_; }
+  Lanes* lanes() override { return grouped_ ? &lanes_ : nullptr; }
 
  private:
   class TracedTransfer final : public Transfer {
@@ -126,6 +136,7 @@ class TracedTransport final : public Transport {
   Trace& trace_;
   TraceStep open_{.kind = Kind::transfer};
   std::size_t num_transfers_ = 0;
+  TracedLanes lanes_;
 };
 
 // Addresses without memory, from a first one on.
@@ -140,6 +151,8 @@ class NoMemory final : public Workspace {
   }
   void release(std::byte*, StreamView) noexcept override {}
 
+  std::uintptr_t next() const { return next_; }
+
  private:
   static constexpr std::uintptr_t kAlignment = 64;
   std::uintptr_t next_;
@@ -147,15 +160,6 @@ class NoMemory final : public Workspace {
 
 constexpr std::uintptr_t kScratch = std::uintptr_t{1} << 40;
 constexpr std::uintptr_t kTensors = std::uintptr_t{1} << 44;
-
-Trace run(const World& world, Operation& operation, const Arguments& arguments, bool grouped) {
-  Trace trace;
-  Communicator communicator(std::make_unique<TracedTransport>(world, grouped, trace), world.topology,
-                            std::make_unique<TracedCodec>(trace), std::make_unique<NoMemory>(kScratch),
-                            world.chunk_bytes);
-  communicator.run(operation, arguments, std::chrono::seconds(1));
-  return trace;
-}
 
 // Makes slots that lie side by side, in no memory.
 std::vector<TensorView> slots_of(const SlotShape& shape, NoMemory& memory) {
@@ -166,6 +170,27 @@ std::vector<TensorView> slots_of(const SlotShape& shape, NoMemory& memory) {
     slots.push_back(slot);
   }
   return slots;
+}
+
+// Returns the steps of a call, and adds the bytes of its scratch to `scratch_bytes`, if that is not null.
+Trace run(const World& world, Operation& operation, const Arguments& arguments, bool grouped,
+          std::size_t* scratch_bytes = nullptr) {
+  Trace trace;
+  auto scratch = std::make_unique<NoMemory>(kScratch);
+  const NoMemory& taken = *scratch;
+  Communicator communicator(std::make_unique<TracedTransport>(world, grouped, trace), world.topology,
+                            std::make_unique<TracedCodec>(trace), std::move(scratch), world.chunk_bytes);
+  communicator.run(operation, arguments, std::chrono::seconds(1));
+  if (scratch_bytes != nullptr) *scratch_bytes += taken.next() - kScratch;
+  return trace;
+}
+
+Trace run_reduce(const ReducePlan& plan, bool grouped, std::size_t* scratch_bytes = nullptr) {
+  NoMemory memory(kTensors);
+  const std::vector<TensorView> slots = slots_of(plan.slots(), memory);
+  const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
+  const TensorView output = slots[static_cast<std::size_t>(plan.rank())];
+  return run(plan.world(), *make_reduce_scatter(plan), {inputs, {&output, 1}}, grouped, scratch_bytes);
 }
 
 }  // namespace
@@ -181,16 +206,19 @@ Trace trace_of(const GatherPlan& plan, bool grouped, bool again) {
     secondary->generation = 1;  // as a gather leaves it
   }
   const OperationPtr gather = make_all_gather(std::make_shared<const GatherPlan>(plan), std::move(secondary));
-  const std::span<const ConstTensorView> inputs(&shard, again ? 0 : 1);
-  return run(plan.world(), *gather, {inputs, slots}, grouped);
+  Arguments arguments{.inputs = {&shard, again ? 0U : 1U}, .outputs = slots};
+  if (const std::size_t num_bytes = gather->memory().wires; plan.is_in_one_chunk()) {
+    arguments.wires = {memory.acquire(num_bytes, {}), num_bytes};
+  }
+  return run(plan.world(), *gather, arguments, grouped);
 }
 
-Trace trace_of(const ReducePlan& plan, bool grouped) {
-  NoMemory memory(kTensors);
-  const std::vector<TensorView> slots = slots_of(plan.slots(), memory);
-  const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
-  const TensorView output = slots[static_cast<std::size_t>(plan.rank())];
-  return run(plan.world(), *make_reduce_scatter(plan), {inputs, {&output, 1}}, grouped);
+Trace trace_of(const ReducePlan& plan, bool grouped) { return run_reduce(plan, grouped); }
+
+std::size_t scratch_of(const ReducePlan& plan, bool grouped) {
+  std::size_t num_bytes = 0;
+  run_reduce(plan, grouped, &num_bytes);
+  return num_bytes;
 }
 
 Trace trace_of(const AllReducePlan& plan, bool grouped) {

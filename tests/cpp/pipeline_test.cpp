@@ -42,9 +42,9 @@ Clocks simulate(const Trace& trace, double time_per_byte, double round_trip = 0)
   return clocks;
 }
 
-// Returns the share of a call during which the link is busy, if it is as fast as the codec.
-double link_busy(const Trace& trace) {
-  const double time_per_byte = simulate(trace, 0).codec_time / simulate(trace, 1).link_time;
+// Returns the share of a call during which the link is busy, if the link takes `times` as long as the codec.
+double link_busy(const Trace& trace, double times = 1) {
+  const double time_per_byte = times * simulate(trace, 0).codec_time / simulate(trace, 1).link_time;
   const Clocks clocks = simulate(trace, time_per_byte);
   return clocks.link_time / std::max(clocks.processor, clocks.link);
 }
@@ -83,6 +83,25 @@ TEST_CASE("pipeline: codec and link overlap where they take equally long") {
       CHECK(link_busy(trace_of(GatherPlan(world, slots, {&gathered, 1}), grouped)) >= 0.9);
       CHECK(link_busy(trace_of(ReducePlan(world, slots, {&reduced, 1}), grouped)) >= 0.9);
     }
+  }
+}
+
+// A layer of a model of 70 billion parameters, on GPUs.
+TEST_CASE("pipeline: the few chunks of GPUs keep a link busy that takes five times as long as the codec") {
+  for (const std::vector<int>& shape : {std::vector{1, 1}, {8}, {2, 2}, {8, 8}, std::vector(16, 8)}) {
+    const std::vector<int> ids = test::node_ids(shape);
+    const auto length = static_cast<std::int64_t>(855'638'016 / ids.size());
+    const World world{Topology(ids), 0, kDefaultGpuChunkBytes};
+    const SlotShape slots{std::vector<std::int64_t>(ids.size(), length), DType::bfloat16};
+    const Segment<BlockFormat> gathered{length, BlockFormat::parse("int8:256")};
+    const Segment<HopFormats> reduced{length, HopFormats::parse("int8:128/int4:128")};
+    const Trace gather = trace_of(GatherPlan(world, slots, {&gathered, 1}), true);
+    const Trace reduction = trace_of(ReducePlan(world, slots, {&reduced, 1}), true);
+    CAPTURE(world.topology.to_string());
+    CHECK(link_busy(gather, 5) >= 0.9);
+    CHECK(link_busy(reduction, 5) >= 0.9);
+    CHECK(link_busy(gather, 2) >= 0.75);
+    CHECK(link_busy(reduction, 2) >= 0.75);
   }
 }
 

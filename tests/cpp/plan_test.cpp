@@ -9,6 +9,7 @@
 #include "ranks.hpp"
 #include "values.hpp"
 #include "zcomm/error.hpp"
+#include "zcomm/trace.hpp"
 
 namespace zcomm {
 namespace {
@@ -243,20 +244,46 @@ TEST_CASE("plans: a gather's messages are the same for both sides, and contain n
   }
 }
 
-TEST_CASE("plans: the default chunks on GPUs have 128 MiB of all slots, or 512 KiB of each in calls of four or more") {
-  const auto num_chunks = [](int size, std::int64_t slot_bytes) {
-    const std::vector<int> one_node(static_cast<std::size_t>(size), 0);
-    const SlotShape slots{std::vector<std::int64_t>(static_cast<std::size_t>(size), slot_bytes / 4)};
-    const World world{Topology(one_node), 0, default_gpu_chunk_bytes(size)};
-    return GatherPlan(world, slots, segments_of<BlockFormat>(slot_bytes / 4, "int8:128", false)).num_chunks();
+TEST_CASE("plans: by default a call on GPUs has one chunk of 128 MiB, or two chunks for each hop") {
+  const auto plan = [](const std::vector<int>& nodes, std::int64_t slot_bytes, bool in_one_chunk = false) {
+    const std::vector<int> ids = test::node_ids(nodes);
+    const SlotShape slots{std::vector<std::int64_t>(ids.size(), slot_bytes / 4)};
+    const World world{Topology(ids), 0, kDefaultGpuChunkBytes};
+    return GatherPlan(world, slots, segments_of<BlockFormat>(slot_bytes / 4, "int8:128", false), false, 1,
+                      in_one_chunk);
   };
   constexpr std::int64_t kKiB = 1 << 10;
-  CHECK(num_chunks(8, 16384 * kKiB) == 1);
-  CHECK(num_chunks(8, 65536 * kKiB) == 4);
-  CHECK(num_chunks(256, 2048 * kKiB) == 4);
-  CHECK(num_chunks(1024, 4096 * kKiB) == 8);
-  CHECK(num_chunks(1024, 1024 * kKiB) == 4);
-  CHECK(num_chunks(1024, 256 * kKiB) == 2);
+  constexpr std::int64_t kMiB = 1 << 20;
+  CHECK(plan({8}, 16 * kMiB).num_chunks() == 1);
+  CHECK(plan({8}, 64 * kMiB).num_chunks() == 2);
+  CHECK(plan({8}, 256 * kMiB).num_chunks() == 2);
+  CHECK(plan({4, 4}, 64 * kMiB).num_chunks() == 4);
+  CHECK(plan({4, 4}, 256 * kMiB).num_chunks() == 4);
+  CHECK(plan({4, 4}, 64 * kMiB, true).num_chunks() == 1);
+  CHECK(plan({4, 4}, 64 * kMiB + 4, true).num_chunks() == 1);
+  // 2^30 elements bound the chunks of a longer call, and 512 KiB of each slot are never too many.
+  CHECK(plan({4, 4}, 1024 * kMiB).num_chunks() == 8);
+  CHECK(plan(std::vector<int>(128, 8), 8192 * kKiB).num_chunks() == 8);
+  CHECK(plan(std::vector<int>(128, 8), 1024 * kKiB).num_chunks() == 4);
+  for (std::int64_t odd = 1; odd < 100; odd += 7) CHECK(plan({4, 4}, 64 * kMiB + 4 * odd).num_chunks() == 4);
+}
+
+// A layer of a model of 70 billion parameters: 855.6 million bfloat16 values.
+TEST_CASE("plans: a layer of a 70B model has few chunks, and at most 1.7 GB of scratch") {
+  const Segment<HopFormats> reduced{0, HopFormats::parse("int8:128/int4:128")};
+  for (const std::vector<int>& nodes : {std::vector{4}, {8}, {2, 2}, {8, 8}, std::vector(8, 8), std::vector(64, 8)}) {
+    CAPTURE(Topology(test::node_ids(nodes)).to_string());
+    const std::vector<int> ids = test::node_ids(nodes);
+    const auto size = static_cast<std::int64_t>(ids.size());
+    Segment<HopFormats> segment = reduced;
+    segment.num_elements = (855'638'016 + size - 1) / size;
+    for (const DType dtype : {DType::bfloat16, DType::float32}) {
+      const SlotShape slots{std::vector<std::int64_t>(ids.size(), segment.num_elements), dtype};
+      const ReducePlan plan({Topology(ids), 0, kDefaultGpuChunkBytes}, slots, {&segment, 1});
+      CHECK(plan.num_chunks() == (nodes.size() == 1 ? 2 : 4));
+      CHECK(scratch_of(plan, true) <= 1'700'000'000);
+    }
+  }
 }
 
 TEST_CASE("plans: an all_reduce costs what its two halves cost") {

@@ -149,7 +149,20 @@ void unload_kernels() {
 cudaError_t launch(cudaStream_t stream, std::function<void()> kernel) {
   if (resolve(stream)->device != current_device()) return report(cudaErrorInvalidResourceHandle);
   pay_for_launch();
+  wait_for_product(stream);
   return enqueue(stream, std::move(kernel));
+}
+
+void wait_for_product(cudaStream_t stream) {
+  stream = resolve(stream);
+  const std::lock_guard lock(stream->mutex);
+  ++stream->products;
+}
+
+std::int64_t num_products(cudaStream_t stream) {
+  stream = resolve(stream);
+  const std::lock_guard lock(stream->mutex);
+  return stream->products;
 }
 
 }  // namespace cuda_host
@@ -165,6 +178,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const std::scoped_lock lock(stream->mutex, event->mutex);
   if (stream->destroyed) return report(cudaErrorInvalidResourceHandle);
   event->capture = stream->capture;
+  event->products = stream->products;
   if (stream->capture == nullptr) {
     event->recorded = &stream->mark();
     return cudaSuccess;
@@ -182,6 +196,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   wait_for_room_of(stream);
   const std::scoped_lock lock(stream->mutex, event->mutex);
   if (stream->destroyed) return report(cudaErrorInvalidResourceHandle);
+  stream->products = std::max(stream->products, event->products);
   if (stream->capture == nullptr && event->capture == nullptr) {
     if (event->recorded != nullptr) stream->push([flag = event->recorded] { flag->wait(); }, nullptr, true);
     return cudaSuccess;

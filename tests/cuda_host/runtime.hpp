@@ -123,6 +123,7 @@ struct CUstream_st {
   std::mutex mutex;                       // host threads only
   cuda_host::Capture* capture = nullptr;  // guarded by captures_mutex(); changed under `mutex`, too
   cuda_host::Flag* destroyed = nullptr;   // set when all that was queued before is done
+  std::int64_t products = 0;              // see num_products(); under `mutex`
 
  private:
   void work_off();
@@ -142,4 +143,5 @@ struct CUevent_st {
   cuda_host::Flag* recorded = nullptr;    // by the last cudaEventRecord outside a capture
   cuda_host::Capture* capture = nullptr;  // of the last cudaEventRecord, if inside one
   cuda_host::Clock clock{};               // of that record
+  std::int64_t products = 0;              // of the stream at that record
 };

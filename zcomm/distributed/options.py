@@ -69,8 +69,8 @@ class Options(_c10d.Options):
             format and what ``compress="auto"`` finds; default False.
         node_size: ranks per node, in order of their rank in the world, for virtual nodes; default: found from the
             NVLink fabric, the launcher or the host.
-        chunk_bytes: values of a shard that are sent as one piece, in bytes; default 1 MiB, on GPUs 128 MiB over the
-            ranks of the group, 512 KiB among more than 256.
+        chunk_bytes: values of a shard that are sent as one piece, in bytes; default 1 MiB. On GPUs a call has by
+            default one piece up to 128 MiB over all ranks, and two for each hop above that.
         decisions: a file that ``python -m zcomm_bench measure`` has written on this cluster, by which
             ``compress="auto"`` decides without making a call; default: none. Calls that it lacks are rehearsed.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from zcomm._tables import aligned
 from zcomm._version import __version__
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
@@ -164,13 +165,5 @@ def _table(made: Report) -> list[str]:
                 f"{site.mean_block_error:.2%}", f"{site.zeroed:.1%}", f"{site.nonfinite_blocks:.2%}",
                 "because " + "; ".join(site.reasons) if site.reasons else "",
             ))  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-
-    def line(row: tuple[str, ...]) -> str:
-        texts, numbers = row[:3], row[3:-1]
-        cells = [text.ljust(width) for text, width in zip(texts, widths, strict=False)]
-        cells += [number.rjust(width) for number, width in zip(numbers, widths[3:], strict=False)]
-        return "  ".join([*cells, row[-1]]).rstrip()
-
     title = f"What compression loses: rank {made.rank}, every {made.every} calls of a site. Errors are those of blocks."
-    return [title, *map(line, rows)]
+    return [title, *aligned(rows, 3)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from zcomm._tables import aligned
 from zcomm._units import size_text, time_text
 from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
@@ -17,6 +18,10 @@ from zcomm.distributed.groups import backend_of
 #: Weight of a collective's tensor bytes in sums over all collectives.
 BYTES_MOVED = {name: 2 if name == "all_reduce" else 1 for name in _c10d.COLLECTIVES}
 
+# Fields of Stats that do not count.
+_NO_COUNTERS = "decisions", "by_steps", "node_memory", "threshold", "formats", "group", "description", "rank", "size"
+# Collectives that send as much in a ring of exact calls, from each rank.
+_RINGS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # Forms that would compress the calls kept exact by a reason.
 _FORMS = {"form": "list,coalesced", "unmarked": "single", "out_of_place": "out_of_place", "in_place": "in_place"}
 _FORMATS = {
@@ -173,7 +178,7 @@ class Stats:
     ``node_memory``: "shared" if compressed calls on CPUs go through memory that the ranks of the node share, else why
     they do not; empty before the first of them.
     ``formats``: the group's own, by collective. ``group``: its name. ``description``: what :class:`zcomm.Options` may
-    name it by in ``groups``.
+    name it by in ``groups``. ``rank`` and ``size``: this rank in the group, and the group's ranks.
     """
 
     all_gather: CollectiveStats
@@ -193,6 +198,8 @@ class Stats:
     formats: dict[str, str] = field(default_factory=dict)
     group: str = ""
     description: str = ""
+    rank: int = 0
+    size: int = 1
 
     def to_dict(self) -> dict[str, float]:
         """These counters as a flat dictionary for TensorBoard, Weights & Biases or MLflow:
@@ -251,36 +258,47 @@ class Stats:
 
     def _counters(self) -> dict[str, Any]:
         counters = asdict(self)
-        for name in ("decisions", "by_steps", "node_memory", "threshold", "formats", "group", "description"):
+        for name in _NO_COUNTERS:
             del counters[name]
         for name in BYTES_MOVED:
             counters[name]["wire_bytes"] = getattr(self, name).wire_bytes
         return counters
 
     def __str__(self) -> str:
-        parts = []
+        """Return a table: a line for each collective that was compressed, and for each reason that left calls exact.
+        "times fewer" compares the bytes that this rank has sent with what it would send in a ring of exact calls."""
+        lines = [f"zcomm, rank {self.rank} of {self.size} of group {self.description or self.group or 'default'}"]
+        if rows := list(self._sent_rows()):
+            heads = ("compressed", "calls", "tensors", "sent in node", "between nodes", "codec", "times fewer", "")
+            lines += aligned([heads, *rows], 1)
+        if rows := list(self._exact_rows()):
+            lines += aligned([("left exact", "because", "calls", "tensors", "to compress"), *rows], 2)
+            lines.append(f"{self.explain_exact()[2].partition(':')[0]}.")
+        lines += [f"auto: {line}" for line in self.explain_auto()]
+        if self.others.calls:
+            lines.append(f"{self.others.calls} other calls, which are never compressed")
+        if self.node_memory not in ("", "shared"):
+            lines.append(f"ranks of this node share no memory: {self.node_memory}")
+        return "\n".join(lines if len(lines) > 1 else [*lines, "no calls"])
+
+    def _sent_rows(self) -> Iterator[tuple[str, ...]]:
         for name in _c10d.COLLECTIVES:
             one: CollectiveStats = getattr(self, name)
             if one.calls:
-                parts.append(
-                    f"{name} {one.calls} calls, {size_text(one.bytes)}: sent {size_text(one.intra_node_bytes)} "
-                    f"intra-node and {size_text(one.inter_node_bytes)} inter-node, codec {one.codec_seconds:.2f} s"
-                )
-            if one.exact:
-                reasons = ", ".join(f"{c.calls} {reason} ({size_text(c.bytes)})" for reason, c in one.exact.items())
-                parts.append(f"{name} exact: {reasons}")
-        messages = self.send_recv
-        if messages.calls:
-            sent = size_text(messages.wire_bytes)
-            parts.append(f"send_recv {messages.calls} calls, {size_text(messages.bytes)}: sent {sent}")
-        parts += [f"auto: {line}" for line in self.explain_auto()]
-        if any(getattr(self, name).exact for name in BYTES_MOVED):
-            parts.append(self.explain_exact()[2])
-        if self.others.calls:
-            parts.append(f"others {self.others.calls} calls")
-        if self.node_memory not in ("", "shared"):
-            parts.append(f"ranks of this node share no memory: {self.node_memory}")
-        return "; ".join(parts) or "no calls"
+                sent = size_text(one.intra_node_bytes), size_text(one.inter_node_bytes)
+                exact = BYTES_MOVED[name] * one.bytes * (self.size - 1) / max(self.size, 1)
+                is_ring = name in _RINGS and one.wire_bytes
+                fewer = f"{exact / one.wire_bytes:.1f}x" if is_ring else ""
+                yield name, f"{one.calls}", size_text(one.bytes), *sent, time_text(one.codec_seconds), fewer, ""
+        if (messages := self.send_recv).calls:
+            fewer = f"{messages.bytes / max(messages.wire_bytes, 1):.1f}x"
+            sent_bytes = f"sent {size_text(messages.wire_bytes)}"
+            yield "send_recv", f"{messages.calls}", size_text(messages.bytes), "", "", "", fewer, sent_bytes
+
+    def _exact_rows(self) -> Iterator[tuple[str, ...]]:
+        for name in _c10d.COLLECTIVES:
+            for reason, calls in getattr(self, name).exact.items():
+                yield name, reason, f"{calls.calls}", size_text(calls.bytes), self._setting(name, reason)
 
     def explain_auto(self) -> list[str]:
         """Return a line for ``threshold``, for each of ``decisions``, and for that by steps."""
@@ -357,4 +375,6 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         formats={name: getattr(options, name, options.exchanges) for name in _c10d.COLLECTIVES},
         group=options.group_name,
         description=backend.description,
+        rank=backend.rank(),
+        size=backend.size(),
     )

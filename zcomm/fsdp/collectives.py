@@ -198,7 +198,7 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
             way = GatherWay.LEFT_AS_WIRES if decodes_later(output.device) else GatherWay.INTO_PARAMETERS
         if way is GatherWay.INTO_PARAMETERS:
             parts = _fsdp2.unsharded_data(owner.param_group, group.size(), shard.device)
-        plan = self._plan(layout, parts, group.group_name, backend)
+        plan = self._plan(layout, parts, way, group.group_name, backend)
         if isinstance(plan, _c10d.Verdict):
             way, parts, output, shard = GatherWay.EXACT, [], layout.output, layout.shard
         owner.counted.gathers_plain += way is GatherWay.EXACT
@@ -211,7 +211,7 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
             shard = torch.cat(shard.buffer.parts)  # a copy, which lives as long as its users
         return GatherCall(way, output, shard, group, plan, async_op, owner.previous_gather, parts)
 
-    def _plan(self, layout: Layout, into: Sequence[torch.Tensor], group: str, backend: Backend) -> Plan:
+    def _plan(self, layout: Layout, into: Sequence[torch.Tensor], way: GatherWay, group: str, backend: Backend) -> Plan:
         """Plan a gather in the process group of this name, or return why torch carries it out. ``into``: the memory of
         the parameters, if it is gathered there."""
         owner, (output, shard) = self._owner, layout.views
@@ -229,7 +229,10 @@ class _Gather(_fsdp2.AllGather):  # type: ignore[misc]
         keeps_wires = owner.secondary is not None and owner.secondary.keeps_wires()
         again = keeps_wires and _fsdp2.gathers_again(owner.param_group)
         like = self._plans.get(group)
-        plan = backend.plan(into or output, shard, formats=formats, parts=parts, again=again, like=like)
+        leaves_wires = way is GatherWay.LEFT_AS_WIRES
+        plan = backend.plan(
+            into or output, shard, formats=formats, parts=parts, again=again, leaves_wires=leaves_wires, like=like
+        )
         if isinstance(plan, _c10d.Operation):
             self._plans[group] = plan
         return plan

@@ -124,6 +124,7 @@ class Cluster:
     exact_reduce_factor: float = 1.0
     launch: Launch = ON_GPU
     chunk_bytes: int | None = None  # as zcomm.Options has it
+    product_wait: float = 0.0  # seconds after which a kernel or a group of NCCL starts beside matrix products
 
     def __post_init__(self) -> None:
         for name in ("nodes", "ranks_per_node"):
@@ -149,8 +150,8 @@ class Cluster:
 
     @property
     def bytes_of_chunk(self) -> int:
-        by_device = _core.default_gpu_chunk_bytes(self.ranks) if self.launch.is_queued else _core.DEFAULT_CHUNK_BYTES
-        return self.chunk_bytes or by_device
+        default = _core.DEFAULT_GPU_CHUNK_BYTES if self.launch.is_queued else _core.DEFAULT_CHUNK_BYTES
+        return self.chunk_bytes or default
 
 
 def _compute(peak: float, memory: float, bandwidth: float) -> Compute:

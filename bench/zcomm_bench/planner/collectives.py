@@ -11,6 +11,7 @@ from zcomm_bench.planner.cluster import Cluster
 from zcomm_bench.planner.workload import DTYPE_BYTES
 
 EXACT_START = 20e-6  # of NCCL's own collectives, in seconds
+KERNELS_OF_LOSSLESS = 3  # of a chunk: two passes of the encoder, one of the decoder
 SMALL_MESSAGE_SHARE = 0.5  # of a link's rate, with NCCL's protocols for small messages
 
 
@@ -50,7 +51,7 @@ def exact(num_elements: int, dtype: str, cluster: Cluster, factor: float = 1.0) 
     small = (ranks - nodes) * cluster.intra.hop.value + wire / SMALL_MESSAGE_SHARE
     if nodes > 1:
         small += (nodes - 1) * cluster.inter.hop.value
-    start = EXACT_START if cluster.launch.is_queued else 0.0
+    start = EXACT_START + cluster.product_wait if cluster.launch.is_queued else 0.0
     return Cost(start + min(large, small), wire, 0.0, intra_bytes, inter_bytes)
 
 
@@ -59,27 +60,34 @@ def timed(trace: Sequence[_core.TraceStep], cluster: Cluster, peers: int | None 
     that a rank sends to; None: one of each node.
 
     There are clocks of the thread, of the processor, and of each link. On a GPU the thread queues work: a kernel starts
-    when it is queued and the one before it has ended, and NCCL runs one group at a time.
+    when it is queued and the one before it has ended, and NCCL runs one group at a time. Beside matrix products a group
+    waits for the end of one, and so do kernels, together if they run side by side.
     """
     launch, kind = cluster.launch, _core.TraceStep.Kind
     rate_between = cluster.rate_between(peers or cluster.nodes - 1)
     thread = processor = intra_free = inter_free = wire = codec = 0.0
     intra_bytes = inter_bytes = 0
     ends: list[float] = []
+    has_waited = False  # for a product, with kernels that run beside the next one
     for step in trace:
         if step.kind == kind.CODEC:
             seconds = step.number * launch.start + step.num_bytes / cluster.compute.codec_rate
             thread += step.number * launch.kernel
             codec += seconds
+            if not (has_waited and step.is_beside):
+                processor += cluster.product_wait
+            has_waited = step.is_beside
             processor = max(processor, thread) + seconds
         elif step.kind == kind.WAIT:
             thread += launch.event
+            has_waited = has_waited and processor >= ends[step.number]
             processor = max(processor, ends[step.number])
         elif step.number == 0:
             ends.append(0.0)
         else:
             thread += 2 * launch.event + launch.group + step.number * launch.message
-            queued = max(thread, processor)
+            queued = max(thread, processor) + cluster.product_wait
+            has_waited = False
             intra, inter = step.sent.intra_node, step.sent.inter_node * cluster.ranks_per_node
             start = (cluster.inter if inter else cluster.intra).start_seconds(step.number)
             start += step.num_ring_steps * cluster.intra.hop.value
@@ -168,6 +176,13 @@ def gather(num_elements: int, dtype: str, format: str, cluster: Cluster, time: T
     return time(_gather_trace(shape, format, cluster.launch.is_queued, again=False), cluster)
 
 
+def late_gather(num_elements: int, dtype: str, format: str, cluster: Cluster) -> Cost:
+    """FSDP2's gather on a GPU, which leaves its wires: they are decoded where FSDP2 would copy."""
+    lengths = [shard(num_elements, cluster)] * cluster.ranks
+    plan = _core.GatherPlan.in_one_chunk(_topology(cluster.nodes, cluster.ranks_per_node), lengths, dtype, format)
+    return timed(plan.trace(cluster.launch.is_queued), cluster)
+
+
 def secondary_gather(num_elements: int, dtype: str, format: str, cluster: Cluster) -> Cost:
     """The same values from the node's secondary shards: the hop inside the node alone."""
     shape = _shape(num_elements, dtype, cluster)
@@ -210,6 +225,7 @@ def _in_chunks(plan: _core.LosslessPlan, sent: _core.LinkBytes, num_hops: int, c
     num_groups = plan.num_chunks + num_hops - 1 if intra_bytes + inter_bytes else 0
     start = cluster.launch.group + link.start_seconds(2 * (cluster.nodes + cluster.ranks_per_node - 2))
     alone = num_groups * start + max(wire, codec) + min(wire, codec) / max(plan.num_chunks, 1)
+    alone += (num_groups + KERNELS_OF_LOSSLESS * plan.num_chunks) * cluster.product_wait
     return Cost(alone, wire, codec, intra_bytes, inter_bytes)
 
 

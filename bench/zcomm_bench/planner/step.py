@@ -3,7 +3,8 @@
 step = (1 - overlap) (compute + calls) + overlap max(compute + taken, calls)
 
 `calls` are the seconds of all calls by themselves. Calls that hide behind computing take time from it: their codec's
-kernels need memory and processors. `taken` is a share of the codec's seconds.
+kernels need memory and processors. `taken` is a share of the codec's seconds. On a GPU hidden calls may take longer, as
+each kernel, and each group of NCCL, waits until a matrix product ends: that is an edge of the band.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from zcomm import _core
 from zcomm_bench.planner import collectives
 from zcomm_bench.planner.cluster import Cluster, Figure
 from zcomm_bench.planner.collectives import Cost
-from zcomm_bench.planner.workload import DTYPE_BYTES, STATE_BYTES, Workload
+from zcomm_bench.planner.workload import DTYPE_BYTES, STATE_BYTES, Unit, Workload
 
 OVERLAP = Figure(0.5)
+# Of a matrix product, until a kernel beside it begins: bench/results/beside_gemm-*.jsonl.
+WAIT_SHARE = 0.55
+PRODUCTS = 5  # in the forward pass of a layer, those of the same input as one
 
 
 @dataclass(frozen=True)
@@ -79,42 +83,46 @@ class Prediction:
         return sum(cost.inter_bytes for cost in self.costs.values())
 
 
-def costs_of(option: Option, workload: Workload, cluster: Cluster) -> dict[str, Cost]:
-    """The collectives of one step."""
+def costs_of(option: Option, workload: Workload, cluster: Cluster, *, hidden: bool = False) -> dict[str, Cost]:
+    """The collectives of one step, by themselves or ``hidden`` behind its computing."""
     totals: dict[str, Cost] = {}
-    for name, cost in _costs(option, workload, cluster):
-        totals[name] = totals.get(name, Cost()) + cost
+    for unit in workload.units:
+        flops = workload.flops_per_token * workload.tokens * unit.num_elements / workload.num_parameters
+        wait = WAIT_SHARE * flops / PRODUCTS / cluster.compute.flops if hidden and cluster.launch.is_queued else 0.0
+        for name, cost in _costs(option, workload, replace(cluster, product_wait=wait), unit):
+            totals[name] = totals.get(name, Cost()) + cost
     return totals
 
 
-def _costs(option: Option, workload: Workload, cluster: Cluster) -> Iterator[tuple[str, Cost]]:
-    for unit in workload.units:
-        gathers, reductions = workload.gathers(unit), workload.reductions * unit.count
-        size, dtype = unit.num_elements, workload.gather_dtype
-        if option.all_gather == "exact":
-            yield "all_gather", collectives.exact(size, dtype, cluster) * gathers
-        elif option.is_lossless:
-            first = collectives.gather_lossless(size, dtype, workload.bits_per_weight.value, cluster)
-            yield "all_gather", first * unit.count
-            repeated = collectives.gather_unchanged(size, dtype, cluster)
-            yield "gather_secondary", repeated * (gathers - unit.count)
-        elif option.secondary and cluster.nodes > 1:
-            yield "all_gather", collectives.gather(size, dtype, option.all_gather, cluster) * unit.count
-            repeated = collectives.secondary_gather(size, dtype, option.all_gather, cluster)
-            yield "gather_secondary", repeated * (gathers - unit.count)
-        else:
-            yield "all_gather", collectives.gather(size, dtype, option.all_gather, cluster) * gathers
-        dtype = workload.reduce_dtype
-        if option.reduce_scatter == "exact":
-            one = collectives.exact(size, dtype, cluster, cluster.exact_reduce_factor)
-        else:
-            one = collectives.reduce(size, dtype, option.reduce_scatter, cluster)
-        yield "reduce_scatter", one * reductions
+def _costs(option: Option, workload: Workload, cluster: Cluster, unit: Unit) -> Iterator[tuple[str, Cost]]:
+    gathers, reductions = workload.gathers(unit), workload.reductions * unit.count
+    size, dtype = unit.num_elements, workload.gather_dtype
+    if option.all_gather == "exact":
+        yield "all_gather", collectives.exact(size, dtype, cluster) * gathers
+    elif option.is_lossless:
+        first = collectives.gather_lossless(size, dtype, workload.bits_per_weight.value, cluster)
+        yield "all_gather", first * unit.count
+        repeated = collectives.gather_unchanged(size, dtype, cluster)
+        yield "gather_secondary", repeated * (gathers - unit.count)
+    elif option.secondary and cluster.nodes > 1:
+        yield "all_gather", collectives.gather(size, dtype, option.all_gather, cluster) * unit.count
+        repeated = collectives.secondary_gather(size, dtype, option.all_gather, cluster)
+        yield "gather_secondary", repeated * (gathers - unit.count)
+    else:
+        yield "all_gather", collectives.gather(size, dtype, option.all_gather, cluster) * gathers
+    dtype = workload.reduce_dtype
+    if option.reduce_scatter == "exact":
+        one = collectives.exact(size, dtype, cluster, cluster.exact_reduce_factor)
+    else:
+        one = collectives.reduce(size, dtype, option.reduce_scatter, cluster)
+    yield "reduce_scatter", one * reductions
 
 
-def combine(compute: float, cost: Cost, overlap: float, taken_share: float = 1.0) -> float:
-    """Seconds of a step: what hides behind what."""
-    hidden = max(compute + taken_share * cost.codec, cost.seconds)
+def combine(
+    compute: float, cost: Cost, overlap: float, taken_share: float = 1.0, hidden_seconds: float | None = None
+) -> float:
+    """Seconds of a step: what hides behind what. ``hidden_seconds``: of the calls beside computing; default: as alone."""
+    hidden = max(compute + taken_share * cost.codec, cost.seconds if hidden_seconds is None else hidden_seconds)
     return overlap * hidden + (1 - overlap) * (compute + cost.seconds)
 
 
@@ -136,10 +144,12 @@ def memory_of(option: Option, workload: Workload, cluster: Cluster) -> float:
     return total
 
 
-def _seconds(option: Option, workload: Workload, cluster: Cluster, overlap: float) -> float:
-    total = fold(Cost.__add__, costs_of(option, workload, cluster).values(), Cost())
+def _seconds(option: Option, workload: Workload, cluster: Cluster, overlap: float, *, waits: bool = False) -> float:
+    alone, hidden = (
+        fold(Cost.__add__, costs_of(option, workload, cluster, hidden=each).values(), Cost()) for each in (False, waits)
+    )
     compute = cluster.compute
-    return combine(workload.flops / compute.flops, total, overlap, compute.taken_share.value)
+    return combine(workload.flops / compute.flops, alone, overlap, compute.taken_share.value, hidden.seconds)
 
 
 def _variants(workload: Workload, cluster: Cluster, known: Figure) -> Iterator[tuple[Workload, Cluster, float]]:
@@ -172,6 +182,7 @@ def predict(option: Option, workload: Workload, cluster: Cluster, overlap: Figur
     """The step with `option`. The band reruns the model at the edges of what is not known."""
     seconds = _seconds(option, workload, cluster, overlap.value)
     band = [_seconds(option, *variant) for variant in _variants(workload, cluster, overlap)]
+    band.append(_seconds(option, workload, cluster, overlap.value, waits=True))
     memory = memory_of(option, workload, cluster)
     return Prediction(
         option,

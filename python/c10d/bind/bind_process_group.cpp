@@ -154,13 +154,16 @@ void bind_counters(py::module_& module) {
 // Plans a reduction if there is an `op`, which is an all-reduce without an `input`; else a gather.
 PlanOrVerdict plan_of(ProcessGroup& group, TensorOrParts output, std::optional<TensorOrParts> input,
                       const std::optional<::c10d::ReduceOp>& op, const PolicyOverride* formats, Parts parts,
-                      const std::optional<BlockFormat>& feedback, bool again, bool compared, const PlannedPtr& like) {
+                      const std::optional<BlockFormat>& feedback, bool again, bool leaves_wires, bool compared,
+                      const PlannedPtr& like) {
   TORCH_CHECK_VALUE(input || op, "zcomm: input: expected a tensor to gather, got none");
-  TORCH_CHECK_VALUE(op ? !again : !feedback && !compared, "zcomm: op: expected ",
-                    op ? "none, as again is for gathers" : "one, as feedback and compared are for reductions");
+  TORCH_CHECK_VALUE(
+      op ? !again && !leaves_wires : !feedback && !compared, "zcomm: op: expected ",
+      op ? "none, as again and leaves_wires are for gathers" : "one, as feedback and compared are for reductions");
   Request request;
   if (op) request.call.collective = input ? Collective::reduce_scatter : Collective::all_reduce;
   request.call.again = again;
+  request.leaves_wires = leaves_wires;
   request.outputs = whole_of(std::move(output));
   request.inputs = input ? whole_of(std::move(*input)) : request.outputs;
   request.op = op.value_or(::c10d::ReduceOp::SUM);
@@ -193,7 +196,8 @@ void bind_plans(GroupClass& group_class) {
   group_class
       .def("plan", &plan_of, py::arg("output"), py::arg("input") = py::none(), py::arg("op") = py::none(),
            py::kw_only(), py::arg("formats") = py::none(), py::arg("parts") = Parts{}, py::arg("feedback") = py::none(),
-           py::arg("again") = false, py::arg("compared") = false, py::arg("like") = py::none(), NoGil())
+           py::arg("again") = false, py::arg("leaves_wires") = false, py::arg("compared") = false,
+           py::arg("like") = py::none(), NoGil())
       .def("plan_lossless", &plan_lossless, py::arg("output"), py::arg("input"), py::kw_only(),
            py::arg("parts") = Parts{}, py::arg("like") = py::none(), NoGil())
       .def("prepare", of_group(prepare), py::arg("gathers"), py::kw_only(), py::arg("async_op") = false, NoGil())

@@ -46,7 +46,7 @@ const Topology& CompressedCalls::topology() {
       const std::optional<int>& chosen = options_->chunk_bytes;
       return chosen ? static_cast<std::size_t>(*chosen) : by_device;
     };
-    device_world_ = {agreed, rank_, chunk_bytes(default_gpu_chunk_bytes(size_))};
+    device_world_ = {agreed, rank_, chunk_bytes(kDefaultGpuChunkBytes)};
     host_world_ = {agreed, rank_, chunk_bytes(kDefaultChunkBytes)};
   } catch (const Error& error) {
     const std::exception_ptr recorded = errors_->record(error);

@@ -90,7 +90,8 @@ PlannedPtr planned(CompressedCalls& calls, const Request& request, const Whole& 
                     elements_of(whole),
                     request.parts,
                     request.residual_format,
-                    request.in_one_hop};
+                    request.in_one_hop,
+                    request.leaves_wires};
   if (like && like->group.lock().get() == &calls.group() && static_cast<const PlanKey&>(*like) == key) return like;
   c10::weak_intrusive_ptr<::c10d::Backend> owner(BackendPtr::unsafe_reclaim_from_nonowning(&calls.group()));
   return std::make_shared<PlannedOperation>(

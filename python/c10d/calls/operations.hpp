@@ -38,6 +38,7 @@ struct PlanKey {
   Parts parts;
   std::optional<BlockFormat> residual_format;
   bool in_one_hop;
+  bool leaves_wires;
 
   friend bool operator==(const PlanKey&, const PlanKey&) = default;
 };

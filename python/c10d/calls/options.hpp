@@ -25,7 +25,7 @@ struct ZcommOptions : ::c10d::Backend::Options {
 
   Policy policy;
   std::optional<int> node_size;          // ranks per node, in rank order; empty: found from the launcher or the host
-  std::optional<int> chunk_bytes;        // empty: kDefaultChunkBytes, or on a GPU default_gpu_chunk_bytes()
+  std::optional<int> chunk_bytes;        // empty: kDefaultChunkBytes, or on a GPU kDefaultGpuChunkBytes
   std::int64_t sample_errors_every = 0;  // no option: calls of a site from one sample to the next; 0: none
   std::string decisions;                 // a file that Choice::automatic decides by; empty: it measures
 };

@@ -32,9 +32,11 @@ OperationPtr make_gather(const Request& request, World world) {
     return make_lossless_gather(std::make_shared<const LosslessPlan>(
         std::move(world), std::move(slots), segments_of(request.parts, num_elements, BlockFormat{})));
   }
+  // On hosts chunks overlap with the codec, and wait for nothing.
+  const bool in_one_chunk = request.leaves_wires && !request.device().is_cpu();
   return make_all_gather(std::make_shared<const GatherPlan>(
       std::move(world), std::move(slots), segments_of(request.parts, num_elements, request.settings.policy.all_gather),
-      request.in_one_hop));
+      request.in_one_hop, 1, in_one_chunk));
 }
 
 ExchangePlan plan_exchange(const Request& request, World world) {

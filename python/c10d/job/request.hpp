@@ -55,12 +55,12 @@ struct Request {
   bool lossless = false;                       // a gather, by differences
   bool compared = false;  // ranks compare a reduction whose parts are all exact, too: it is planned as others
   bool in_one_hop = false;
+  bool leaves_wires = false;  // a gather, in the output in place of values
 
   // --- To run a planned operation
 
   std::optional<Feedback> feedback;
   std::vector<at::Tensor> memory;                        // its residual, and the values that are kept
-  bool leaves_wires = false;                             // in the output, in place of values
   std::vector<std::pair<SitePtr, std::int64_t>> shares;  // of a preparation: sites of the gathers, and their shares of
                                                          // the bytes between nodes
 };

@@ -64,6 +64,14 @@ struct Calls {
 };
 Calls calls();
 
+// The length of the longest chain of dependent work behind which the stream's next work comes: kernels, and NCCL's
+// groups. Beside matrix products that leave no multiprocessor free, each link of it waits until one of them ends. Copies
+// and fills wait for none.
+std::int64_t num_products(cudaStream_t stream);
+
+// Adds a link to the chain: called for work that is no kernel of the runtime's, but takes multiprocessors.
+void wait_for_product(cudaStream_t stream);
+
 // The memory that holds an address, as it was allocated; nothing if none does.
 struct Allocation {
   const void* data = nullptr;

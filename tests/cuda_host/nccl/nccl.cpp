@@ -128,6 +128,7 @@ void put_on_stream(ncclComm& communicator, Pending pending) {
   auto lease = std::make_shared<Lease>(communicator);
   const auto submit = [&communicator] { return communicator.num_submitted.fetch_add(1, std::memory_order_relaxed); };
   cudaError_t result = cudaSuccess;
+  cuda_host::wait_for_product(pending.stream);
   if (is_captured(pending.stream)) {
     // The lease is the graph's.
     result = cuda_host::enqueue_made(

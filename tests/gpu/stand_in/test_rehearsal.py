@@ -49,7 +49,7 @@ def rehearsed(stages: str, folder: Path) -> dict[str, Measurement]:
 @pytest.mark.timeout(260)
 @pytest.mark.usefixtures("tools")
 def test_the_planner_reads_what_the_stages_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = rehearsed("beside_gemm,nccl_host_cost,real_shapes,fsdp_copies,floors", tmp_path)
+    found = rehearsed("beside_gemm,chains,nccl_host_cost,real_shapes,fsdp_copies,floors", tmp_path)
     monkeypatch.setattr(measured, "RESULTS", tmp_path)
     machine = measured.applied(gpu_model.MACHINES["8, NVLink"], "stand-in")
     sources = {figure.source.partition(",")[0] for _, figure, _ in report.gpu_figures(machine)}
@@ -57,6 +57,8 @@ def test_the_planner_reads_what_the_stages_keep(tmp_path: Path, monkeypatch: pyt
     assert machine.compute.codec_share.value > 0 and machine.launch.group + machine.launch.message > 0
     copies = {row["pass"] for row in found["fsdp_copies"].records}
     assert {"split_with_sizes_copy", "decode into parameters", "chunk_cat", "encode of gradients"} <= copies
+    chains = {(row["streams"], row["chunks"]) for row in found["chains"].records}
+    assert chains == {(streams, chunks) for streams in ("one", "lanes") for chunks in (1, 2)}
     assert {row["pieces"] for row in found["real_shapes"].records} >= {10, 63}
     assert len({row["floor"] for row in found["floors"].records}) == 5
     (listing,) = results_file.read(tmp_path / "listing-stand-in.jsonl")

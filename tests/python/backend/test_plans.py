@@ -136,7 +136,7 @@ def test_a_plan_is_for_its_tensors_formats_and_group() -> None:
         for fields in ({"feedback": BlockFormat("int8:128")}, {"compared": True}):
             with pytest.raises(ValueError, match="op: expected one, as feedback and compared are for reductions"):
                 backend.plan(whole, own, **fields)
-        with pytest.raises(ValueError, match="op: expected none, as again is for gathers"):
+        with pytest.raises(ValueError, match="op: expected none, as again and leaves_wires are for gathers"):
             backend.plan(own, whole, dist.ReduceOp.SUM, again=True)
         with pytest.raises(ValueError, match="op: expected none, got one"):
             plan.run(whole, own, dist.ReduceOp.SUM)

@@ -150,7 +150,7 @@ def test_calls_from_the_threshold_on_are_decided_about(system: Path) -> None:
         assert "all_gather: min_bytes" not in newly_counted(lambda: gather(mine(1024)))
         line, *decisions = zcomm.report().decisions
         assert line == zcomm.stats().threshold and len(decisions) == 1
-        assert f"auto: {line}; auto: all_gather of 8 KiB and more" in str(zcomm.stats())
+        assert f"auto: {line}\nauto: all_gather of 8 KiB and more" in str(zcomm.stats())
         alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
         assert backend_of(alone).options.min_bytes == DEFAULT
 

@@ -75,17 +75,19 @@ def test_beyond_32_ranks_a_peer_has_one_channel() -> None:
     assert gpu_model.cluster(2, 72, "nvlink5", 400).rate_between(1) == 72 * 14e9
 
 
+@pytest.mark.parametrize(("wait", "most"), [(0.0, 1.2), (gpu_model.PRODUCT_WAIT, 1.05)], ids=["alone", "beside"])
 @pytest.mark.parametrize("collective", CALLS)
 @pytest.mark.parametrize("machine", gpu_model.MACHINES)
-def test_default_chunks_are_within_a_tenth_of_the_best(collective: str, machine: str) -> None:
-    hardware = gpu_model.MACHINES[machine]
+def test_default_chunks_are_nearly_the_best(collective: str, machine: str, wait: float, most: float) -> None:
+    """More would overlap better where nothing else runs, and wait longer beside matrix products."""
+    hardware = replace(gpu_model.MACHINES[machine], product_wait=wait)
     for mebibytes in gpu_model.MEBIBYTES:
         slot_bytes = (mebibytes << 20) // hardware.ranks
         others = [
             seconds(collective, replace(hardware, chunk_bytes=max(slot_bytes // num_chunks, 512)), mebibytes)
             for num_chunks in (1, 2, 3, 4, 6, 8, 12, 16)
         ]
-        assert seconds(collective, hardware, mebibytes) <= 1.1 * min(others)
+        assert seconds(collective, hardware, mebibytes) <= most * min(others)
 
 
 @pytest.mark.parametrize("machine", gpu_model.MACHINES.values(), ids=gpu_model.MACHINES)
@@ -130,7 +132,7 @@ def test_a_layer_of_a_large_model_gains_over_64_nodes() -> None:
     size = from_config(gpu_model.LLAMA_70B, sequence=4096)[0][0].num_elements
     gather = collectives.gather(size, "bfloat16", gpu_model.GATHER, machine).seconds
     reduce = collectives.reduce(size, "float32", gpu_model.REDUCE, machine).seconds
-    assert collectives.exact(size, "bfloat16", machine).seconds >= 2.8 * gather
+    assert collectives.exact(size, "bfloat16", machine).seconds >= 2.6 * gather
     assert collectives.exact(size, "float32", machine).seconds >= 4 * reduce
 
 
@@ -196,6 +198,16 @@ def test_nothing_is_promised_where_calls_are_hidden(overlap: Figure) -> None:
         assert plan.speedup(prediction) == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.parametrize("name", ["2x8", "8x8"])
+def test_beside_products_a_layer_of_a_large_model_is_no_slower_than_exact(name: str) -> None:
+    machine = replace(gpu_model.SCALE[name], product_wait=gpu_model.PRODUCT_WAIT)
+    size = from_config(gpu_model.LLAMA_70B, sequence=4096)[0][0].num_elements
+    gather = collectives.late_gather(size, "bfloat16", gpu_model.GATHER, machine).seconds
+    reduce = collectives.reduce(size, "float32", gpu_model.REDUCE, machine).seconds
+    assert gather <= collectives.exact(size, "bfloat16", machine).seconds
+    assert reduce <= collectives.exact(size, "float32", machine).seconds
+
+
 def test_compressing_costs_a_step_that_hides_its_calls() -> None:
     """The codec's kernels take time from the computing."""
     work = Workload(*from_config(gpu_model.LLAMA_70B, sequence=4096), tokens=4096)
@@ -233,4 +245,4 @@ def test_pull_kernels_gain_on_small_calls_and_not_on_large_ones(name: str) -> No
         )
         return over_nccl / pulled
 
-    assert gain(4) > 1.5 and gain(64) > 1.25 and gain(1024) < 0.75
+    assert gain(4) > 1.5 and gain(64) > 1.25 and gain(1024) < 1

@@ -87,6 +87,7 @@ def test_only_what_is_taken_lengthens_a_step_that_hides_its_calls() -> None:
     cost = gpu_model.collectives.Cost(seconds=0.5, codec=0.2)
     assert step.combine(1.0, cost, 1.0) == pytest.approx(1.2)
     assert step.combine(1.0, cost, 1.0, 0.25) == pytest.approx(1.05)
+    assert step.combine(1.0, cost, 1.0, hidden_seconds=1.5) == pytest.approx(1.5)  # they wait for products
 
 
 def test_the_command_says_where_its_figures_come_from(results: Path, tmp_path: Path) -> None:

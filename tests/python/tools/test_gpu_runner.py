@@ -166,7 +166,7 @@ def test_a_stage_that_lacks_a_package_says_so_and_is_no_failure(tmp_path: Path) 
 
 def test_the_stages_are_commands_of_this_repository() -> None:
     stages = run_gpu.stages()
-    names = ["build", "info", "beside_gemm", "nccl_host_cost", "real_shapes", "fsdp_copies", "floors", "ipc"]
+    names = ["build", "info", "beside_gemm", "chains", "nccl_host_cost", "real_shapes", "fsdp_copies", "floors", "ipc"]
     names += ["tests", "aborts", "codec", "lossless", "collectives", "training", "study_100m"]
     assert [one.name for one in stages] == names
     for part in (1, 2, 3):

@@ -104,6 +104,7 @@ def of_a_site() -> dict[str, Any]:
 # Names that a block finds when it begins.
 NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md, block 0": training,
+    "quick-start.md, block 0": dict,
     "options.md, block 0": training,
     "options.md, block 1": lambda: {"zcomm": zcomm},
     "fine-tuning.md, block 0": grouped(sharded=False),

@@ -1,0 +1,38 @@
+#include "cuda/lanes.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace zcomm {
+
+CudaLanes::CudaLanes() {
+  int least = 0;
+  int greatest = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "tell the priorities of streams");
+  for (Lane& lane : lanes_) {
+    check_cuda(cudaStreamCreateWithPriority(&lane.stream, cudaStreamNonBlocking, greatest), "create a stream");
+  }
+}
+
+CudaLanes::~CudaLanes() {
+  for (Lane& lane : lanes_) static_cast<void>(cudaStreamDestroy(lane.stream));
+  static_cast<void>(cudaGetLastError());
+}
+
+StreamView CudaLanes::fork(StreamView stream) {
+  const StreamView lane{lanes_[num_forks_ % lanes_.size()].stream};
+  caller_.record(stream);
+  caller_.make_wait(lane);
+  ++num_forks_;
+  return lane;
+}
+
+void CudaLanes::join(StreamView stream) {
+  const std::size_t num_used = std::min(std::exchange(num_forks_, 0), lanes_.size());
+  for (std::size_t i = 0; i < num_used; ++i) {
+    lanes_[i].done.record({lanes_[i].stream});
+    lanes_[i].done.make_wait(stream);
+  }
+}
+
+}  // namespace zcomm

@@ -39,18 +39,21 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
   if (!arguments.wires.empty()) check_wires(operation, arguments.wires);
   const std::string call = operation.signature(arguments, !transport_->is_stream_ordered());
   resources.seed = seed_ = next_seed(seed_);
-  std::unique_ptr<Stages> stages;
-  bool has_sent = !is_captured;
+  // Takes scratch before the call is announced. Where there is none nothing has happened, and the group stays whole.
+  const bool sends_first = operation.sends_in_stages(resources, arguments);
+  std::unique_ptr<Stages> stages = sends_first ? nullptr : operation.stages(resources, arguments);
   try {
     transport_->begin(call, operation.peers(arguments), timeout, stream);
-    stages = operation.stages(resources, arguments);  // refuses a capture that lacks scratch, before a transfer
-    has_sent = true;
-    if (stages != nullptr && stages->num_chunks() > 1) resources.lanes = transport_->lanes();
-    if (stages != nullptr) run_pipeline(resources, *stages);
+    if (sends_first) stages = operation.stages(resources, arguments);
+    if (stages != nullptr) {
+      if (stages->num_chunks() > 1) resources.lanes = transport_->lanes();
+      stages->begin();
+      run_pipeline(resources, *stages);
+    }
   } catch (const std::exception& error) {
     // Aborts, because peers wait for bytes that this rank will not send. The stages drop their transfers afterwards, so
     // that all peers learn why.
-    if (has_sent) transport_->abort("in " + call + ": " + error.what());
+    transport_->abort("in " + call + ": " + error.what());
     throw;
   }
   return stats;

@@ -51,9 +51,12 @@ class Communicator {
   //   - the operation was made for another rank, topology or chunk size, or was not planned for these arguments
   //   - an address is null or misaligned, or memory overlaps where it must not
   //   - `stream` captures a CUDA graph, and a format is stochastic or the gather is lossless
+  // Throws what the workspace throws if there is no scratch memory. No byte has moved then, and the communicator stays
+  // usable; peers wait until this rank makes the call again. In a capture, make the call once on that stream before it.
+  // A preparation of lossless gathers, and one that was not prepared on a GPU, send first: these abort.
+  //
   // Throws TransportError or TimeoutError if a peer or a transfer fails, and Error if CUDA does. It aborts the
-  // communicator then. It does not if a captured call fails before its first transfer, for example for lack of scratch
-  // memory: call it once on that stream before the capture.
+  // communicator then.
   //
   // Example, the mean of a tensor over all ranks, in place:
   //   Communicator communicator(std::move(transport), topology, make_cpu_codec(), make_host_workspace());

@@ -87,8 +87,13 @@ struct NcclOptions {
   // From the abort on, streams use undefined bytes of calls that had returned.
   std::function<void(const std::string& reason)> on_undefined_bytes;
 
+  // Runs once if a call of CUDA or NCCL keeps the watchdog for as long as `heartbeat`; 0: not. Its text names both
+  // calls. It may end the process: who waits for the same lock of CUDA would never return.
+  std::function<void(const std::string& reason)> on_stuck;
+  std::chrono::seconds heartbeat{480};
+
   // Returns the reason why a peer has failed, or an empty string.
-  // It is called regularly while ranks connect and, for the watchdog, during transfers.
+  // It is called regularly while ranks connect and, beside the watchdog, during transfers.
   std::function<std::string()> peer_failure;
 };
 

@@ -100,7 +100,11 @@ class Operation {
   // Returns the ranks that compare this call: at least those that it exchanges bytes with. If A names B, B names A.
   virtual std::vector<int> peers(const Arguments&) const { return world().topology.peers(world().rank); }
 
+  // Tells whether stages() sends bytes, so that it must follow Transport::begin(). A failure there ends the group.
+  virtual bool sends_in_stages(const Resources&, const Arguments&) const { return false; }
+
   // Makes the stages, which refer to both arguments and to this object. Returns null if there is nothing to do.
+  // Takes all scratch, and unless sends_in_stages() leaves everything else as it is: the call may not come about.
   virtual std::unique_ptr<Stages> stages(const Resources& resources, const Arguments& arguments) = 0;
 };
 

@@ -97,6 +97,9 @@ class AllGather final : public Stages {
   std::int64_t num_chunks() const override { return plan_.num_chunks(); }
   int num_hops() const override { return is_again_ ? 1 : plan_.num_hops(); }
   int window() const override { return window_; }
+  void begin() override {
+    if (secondary_ != nullptr && !is_again_) secondary_->generation = 0;
+  }
 
  private:
   // Returns the chunks in progress. On lanes a chunk is encoded while another is decoded.
@@ -230,8 +233,10 @@ class AllGatherOperation final : public Gather {
     return plan_->is_in_one_hop() ? topology.others(rank) : topology.peers(rank);
   }
   std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
-    if (secondary_ != nullptr && !is_again(arguments)) secondary_->generation = plan_->num_chunks() == 0 ? 1 : 0;
-    if (plan_->num_chunks() == 0) return nullptr;
+    if (plan_->num_chunks() == 0) {
+      if (secondary_ != nullptr && !is_again(arguments)) secondary_->generation = 1;
+      return nullptr;
+    }
     return all_gather_stages(r, *plan_, arguments.inputs, arguments.outputs, secondary_.get(), arguments.wires);
   }
 

@@ -19,7 +19,7 @@ class LosslessStages final : public Stages {
   // If the shard lies in its slot, and the kept values are the same, that is not written to. `prepared`: the messages,
   // if the transport needs that; else each is encoded when it is sent, and its receivers have room for the longest one.
   LosslessStages(const Resources& r, const LosslessShard& shard, std::span<const TensorView> views,
-                 std::unique_ptr<PreparedMessages> prepared, bool is_again)
+                 std::shared_ptr<const PreparedMessages> prepared, bool is_again)
       : r_(r),
         shard_(shard),
         plan_(shard.plan),
@@ -34,9 +34,12 @@ class LosslessStages final : public Stages {
         outgoing_(r, prepared_ == nullptr && !is_again && !holders().empty() ? 1 : 0, longest(), kDepth),
         incoming_(r, is_again ? 0 : static_cast<int>(owners().size()), longest(), kDepth),
         passed_on_(r, is_scattered_ ? r.world.topology.size() : 0, longest_chunk_bytes(),
-                   static_cast<int>(std::min<std::int64_t>(plan_.num_chunks(), kDepth + 1))) {
-    secondary_.hashes->make_wait(r.stream);
-    if (is_again) return;
+                   static_cast<int>(std::min<std::int64_t>(plan_.num_chunks(), kDepth + 1))) {}
+
+  void begin() override {
+    secondary_.hashes->make_wait(r_.stream);
+    if (is_again_) return;
+    r_.preparations.remove(secondary_);
     secondary_.generation = 0;
     secondary_.hashes->begin_gather(base_);
   }
@@ -207,7 +210,7 @@ class LosslessStages final : public Stages {
   const LosslessShard shard_;
   const LosslessPlan& plan_;
   SecondaryShard& secondary_;
-  const std::unique_ptr<PreparedMessages> prepared_;
+  const std::shared_ptr<const PreparedMessages> prepared_;
   const bool is_again_;
   const std::uint64_t base_;  // the generation that differences refer to
   const SlotViews<TensorView> slots_;
@@ -270,10 +273,13 @@ class LosslessGather final : public Gather {
   std::vector<int> peers(const Arguments& arguments) const override {
     return is_again(arguments) ? plan_->topology().node_peers(plan_->rank()) : plan_->topology().peers(plan_->rank());
   }
+  bool sends_in_stages(const Resources& r, const Arguments& arguments) const override {
+    return r.transport.is_stream_ordered() && !is_again(arguments) && !r.preparations.is_prepared(*secondary_);
+  }
   std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
     const bool again = is_again(arguments);
     const LosslessShard shard = shard_of(r, again ? ConstTensorView{} : arguments.inputs.front());
-    auto prepared = again ? nullptr : r.preparations.take(r, shard);
+    auto prepared = again ? nullptr : r.preparations.of(r, shard);
     return std::make_unique<LosslessStages>(r, shard, arguments.outputs, std::move(prepared), again);
   }
 
@@ -338,6 +344,7 @@ class PreparationOperation final : public Operation {
     for (std::size_t i = 0; i < gathers_.size(); ++i) gathers_[i]->check_shard(r, arguments.inputs[i]);
   }
   std::string signature(const Arguments&, bool) const override { return signature_; }
+  bool sends_in_stages(const Resources&, const Arguments&) const override { return true; }
   std::unique_ptr<Stages> stages(const Resources& r, const Arguments& arguments) override {
     std::vector<LosslessShard> shards;
     shards.reserve(gathers_.size());

@@ -208,10 +208,10 @@ void Preparations::prepare(const Resources& r, std::span<const LosslessShard> sh
   }
 }
 
-std::unique_ptr<PreparedMessages> Preparations::take(const Resources& r, const LosslessShard& shard) {
+std::shared_ptr<const PreparedMessages> Preparations::of(const Resources& r, const LosslessShard& shard) {
   if (!r.transport.is_stream_ordered()) return nullptr;
   if (!is_prepared(shard.secondary)) prepare(r, {&shard, 1});
-  return std::move(prepared_.extract(shard.secondary.hashes).mapped());
+  return prepared_.at(shard.secondary.hashes);
 }
 
 }  // namespace zcomm

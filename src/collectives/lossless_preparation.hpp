@@ -138,12 +138,13 @@ class Preparations {
   // prepares something else.
   void prepare(const Resources& r, std::span<const LosslessShard> shards);
 
-  // Returns and removes the messages of a gather, which it prepares if that is not done. Null on a transport that is
-  // not stream-ordered, which needs none.
-  std::unique_ptr<PreparedMessages> take(const Resources& r, const LosslessShard& shard);
+  // Returns the messages of a gather, which it prepares if that is not done. Null on a transport that is not
+  // stream-ordered, which needs none. The second function: the gather sends them now.
+  std::shared_ptr<const PreparedMessages> of(const Resources& r, const LosslessShard& shard);
+  void remove(const SecondaryShard& secondary) { prepared_.erase(secondary.hashes); }
 
  private:
-  std::map<std::weak_ptr<SecondaryHashes>, std::unique_ptr<PreparedMessages>, std::owner_less<>> prepared_;
+  std::map<std::weak_ptr<SecondaryHashes>, std::shared_ptr<PreparedMessages>, std::owner_less<>> prepared_;
   // Memory from which the host reads sizes, reused by all batches.
   std::unique_ptr<JobMemory> readback_;
   std::size_t readback_bytes_ = 0;

@@ -31,11 +31,12 @@ class Stages {
   virtual int num_hops() const { return 1; }          // or 2
   virtual int second_hop_delay() const { return 1; }  // steps after the first hop
   virtual int window() const { return 1; }            // steps from the start of a chunk's last transfers to finish()
-  virtual void first_hop(std::int64_t chunk) = 0;     // starts transfers
-  virtual void second_hop(std::int64_t) {}            // waits for the first hop and starts other transfers
-  virtual void meanwhile(std::int64_t) {}             // work that can wait until the last transfers start
-  virtual void finish(std::int64_t chunk) = 0;        // waits for the last transfers
-  virtual void end() {}                               // after the last chunk
+  virtual void begin() {}                          // after Transport::begin(): makes invalid what the call will write
+  virtual void first_hop(std::int64_t chunk) = 0;  // starts transfers
+  virtual void second_hop(std::int64_t) {}         // waits for the first hop and starts other transfers
+  virtual void meanwhile(std::int64_t) {}          // work that can wait until the last transfers start
+  virtual void finish(std::int64_t chunk) = 0;     // waits for the last transfers
+  virtual void end() {}                            // after the last chunk
 
   std::shared_ptr<const void> held = {};  // owner of data that the stages refer to
   std::unique_ptr<Stages> second = {};    // those of a second collective with the same chunks

@@ -92,7 +92,17 @@ NcclTransport::~NcclTransport() {
   }
   changed_.notify_all();
   if (watchdog_.joinable()) watchdog_.join();
+  if (monitor_.joinable()) monitor_.join();
   if (all_done) close();
+  try {
+    const CudaDeviceGuard device(device_);  // destroying an event elsewhere would give that device a context
+    groups_.clear();
+    deferred_checks_.clear();
+    known_checks_.clear();
+    communicator_.reset();
+  } catch (const Error&) {
+    // The device is lost.
+  }
 }
 
 void NcclTransport::close() noexcept {
@@ -310,6 +320,7 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
       const std::lock_guard lock(groups_mutex_);
       watched_groups_.push_back(&group);
       group.is_watched = true;
+      note_first_due();
     }
     is_launching_ = false;
   } catch (const Error& error) {
@@ -332,7 +343,10 @@ void NcclTransport::watch(DeferredCheck finding) {
 void NcclTransport::wake_watchdog() {
   {
     const std::lock_guard lock(state_mutex_);
-    if (!watchdog_.joinable()) watchdog_ = std::thread([this] { watch_all(); });
+    if (!watchdog_.joinable()) {
+      watchdog_ = std::thread([this] { watch_all(); });
+      monitor_ = std::thread([this] { watch_watchdog(); });
+    }
     if (std::exchange(is_busy_, true)) return;
   }
   changed_.notify_all();

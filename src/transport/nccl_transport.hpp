@@ -194,11 +194,20 @@ class NcclTransport final : public Transport {
   std::shared_ptr<const NcclCall> call() const;
 
   void watch_all();
+  bool look_at_all();
+  // Runs `look`, which asks CUDA or NCCL by `function` and may not return for long.
+  template <class Look>
+  bool ask(const char* function, Look&& look);
+  void note_asked(const char* function);
+  // Sees what the watchdog cannot see while CUDA or NCCL keeps it. Calls neither.
+  void watch_watchdog();
+  void look_beside_watchdog(bool is_kept);
   // Throw the failure that they find. The first two tell whether something remains to be looked at.
   bool look_at_transfers();
   bool look_at_findings();
   void look_at_communicator();
   void look_at_peers();
+  void note_first_due();
   std::string ask_peers(std::chrono::milliseconds interval);
   bool finish_transfers(std::chrono::steady_clock::time_point latest) noexcept;
   void close() noexcept;
@@ -234,8 +243,14 @@ class NcclTransport final : public Transport {
   std::shared_future<void> abort_;
   bool is_busy_ = false;  // groups may be watched, or graphs may run
   bool is_closing_ = false;
+  std::shared_ptr<const NcclCall> first_due_;  // of the watched groups: the first deadline; null: there are none
+  bool is_looking_ = false;                    // the watchdog is
+  const char* asked_ = nullptr;                // the function of CUDA or NCCL that it calls, or null
+  std::chrono::steady_clock::time_point asked_at_{};
+  bool is_watchdog_over_ = false;
   std::thread watchdog_;  // runs from the first transfer on
-  // State of the thread that connects, then of the watchdog's.
+  std::thread monitor_;   // of the watchdog, and as long
+  // State of the thread that connects, then of the monitor's.
   std::chrono::steady_clock::time_point next_question_{};
   std::future<std::string> answer_;
 };

@@ -1,4 +1,6 @@
 // Detection and handling of failed transfers.
+#include <algorithm>
+
 #include "host/detached.hpp"
 #include "transport/nccl_transport.hpp"
 
@@ -11,6 +13,8 @@ using Clock = std::chrono::steady_clock;
 // Intervals at which the watchdog checks transfers in progress, and queries peers for failures.
 constexpr auto kWatchInterval = 50ms;
 constexpr auto kPeerInterval = 1s;
+// Time in a call of CUDA or NCCL after which others look for what the watchdog looks for.
+constexpr auto kKeptTime = 1s;
 // Time limits of a failure for the peers' answer, and for on_failure.
 constexpr auto kAskTimeout = 1s;
 constexpr auto kTellTimeout = 2s;
@@ -26,6 +30,12 @@ void abort_aside(std::shared_ptr<NcclCommunicator> communicator, int device,
         communicator.reset();
         aborted->set_value();
       }));
+}
+
+void check_deadline(const NcclCall& call) {
+  if (Clock::now() < call.deadline) return;
+  throw TimeoutError(concat(call.in(), "not done within the timeout, ", call.timeout.count(),
+                            " ms: a peer is stuck or gone, or called something else"));
 }
 
 }  // namespace
@@ -96,9 +106,8 @@ void NcclTransport::fail(const std::string& prefix, const Error& error, bool ask
 }
 
 void NcclTransport::watch_all() {
-  static_cast<void>(cudaSetDevice(device_));
+  ask("cudaSetDevice", [this] { return cudaSetDevice(device_) == cudaSuccess; });
   const RelaxedCaptureGuard relaxed;
-  next_question_ = Clock::now() + kPeerInterval;
   const auto is_over = [&] { return is_closing_ || failure_; };
   std::unique_lock lock(state_mutex_);
   while (!is_over()) {
@@ -108,20 +117,85 @@ void NcclTransport::watch_all() {
     }
     changed_.wait_for(lock, kWatchInterval, is_over);
     is_busy_ = was_captured_ || is_launching_;  // others may set it again meanwhile
+    is_looking_ = true;
     lock.unlock();
-    bool ask = true;
     bool has_more = false;
     try {
-      has_more |= look_at_transfers();
-      has_more |= look_at_findings();
-      look_at_communicator();
-      ask = false;
-      look_at_peers();
+      has_more = look_at_all();
     } catch (const Error& error) {
-      return fail("", error, ask, /*is_late=*/true);
+      fail("", error, /*ask=*/true, /*is_late=*/true);
     }
     lock.lock();
+    is_looking_ = false;
     is_busy_ |= has_more;
+  }
+  is_watchdog_over_ = true;
+  lock.unlock();
+  changed_.notify_all();
+}
+
+void NcclTransport::note_asked(const char* function) {
+  const std::lock_guard lock(state_mutex_);
+  asked_ = function;
+  asked_at_ = Clock::now();
+}
+
+template <class Look>
+bool NcclTransport::ask(const char* function, Look&& look) {
+  note_asked(function);
+  try {
+    const bool has_more = look();
+    note_asked(nullptr);
+    return has_more;
+  } catch (...) {
+    note_asked(nullptr);
+    throw;
+  }
+}
+
+bool NcclTransport::look_at_all() {
+  const bool has_transfers = ask("cudaEventQuery", [this] { return look_at_transfers(); });
+  const bool has_findings = ask("cudaEventQuery", [this] { return look_at_findings(); });
+  ask("ncclCommGetAsyncError", [this] { return look_at_communicator(), false; });
+  return has_transfers || has_findings;
+}
+
+// Ends after the watchdog: a failure may be what it is kept by.
+void NcclTransport::watch_watchdog() {
+  next_question_ = Clock::now() + kPeerInterval;
+  bool is_told = false;
+  std::unique_lock lock(state_mutex_);
+  while (!is_watchdog_over_) {
+    if (!is_busy_ && !is_looking_) {
+      changed_.wait(lock, [&] { return is_watchdog_over_ || is_busy_; });
+      continue;
+    }
+    changed_.wait_for(lock, kWatchInterval, [&] { return is_watchdog_over_; });
+    const auto kept = asked_ == nullptr ? 0s : std::chrono::floor<std::chrono::seconds>(Clock::now() - asked_at_);
+    const std::string stuck = concat(call_->in(), asked_ == nullptr ? "" : asked_, " has kept the watchdog for ",
+                                     kept.count(), " s: another thread may hold a lock inside CUDA or NCCL");
+    const bool is_over = is_closing_ || failure_;
+    lock.unlock();
+    const bool is_stuck = options_.on_stuck && options_.heartbeat > 0s && kept >= options_.heartbeat;
+    if (is_stuck && !std::exchange(is_told, true)) options_.on_stuck(stuck);
+    if (!is_over) look_beside_watchdog(kept >= kKeptTime);
+    lock.lock();
+  }
+}
+
+void NcclTransport::look_beside_watchdog(bool is_kept) {
+  std::shared_ptr<const NcclCall> due;
+  {
+    const std::lock_guard lock(state_mutex_);
+    if (is_kept) due = first_due_;
+  }
+  bool asks = true;
+  try {
+    if (due != nullptr) check_deadline(*due);
+    asks = false;
+    look_at_peers();
+  } catch (const Error& error) {
+    fail("", error, asks, /*is_late=*/true);
   }
 }
 
@@ -132,12 +206,16 @@ bool NcclTransport::look_at_transfers() {
   } catch (const Error& error) {
     throw TransportError(call()->in() + error.what());
   }
-  for (const NcclGroup* group : watched_groups_) {
-    if (Clock::now() < group->call->deadline) continue;
-    throw TimeoutError(concat(group->call->in(), "not done within the timeout, ", group->call->timeout.count(),
-                              " ms: a peer is stuck or gone, or called something else"));
-  }
+  note_first_due();
+  for (const NcclGroup* group : watched_groups_) check_deadline(*group->call);
   return !watched_groups_.empty();
+}
+
+void NcclTransport::note_first_due() {
+  const auto first =
+      std::ranges::min_element(watched_groups_, {}, [](const NcclGroup* g) { return g->call->deadline; });
+  const std::lock_guard lock(state_mutex_);
+  first_due_ = first == watched_groups_.end() ? nullptr : (*first)->call;
 }
 
 bool NcclTransport::look_at_findings() {

@@ -338,4 +338,20 @@ TEST_CASE("nccl: NCCL_COMM_BLOCKING, which would make an abort impossible, is re
   unsetenv("NCCL_COMM_BLOCKING");
 }
 
+TEST_CASE("nccl: a transport that is destroyed while another device is current makes no context there") {
+  const NoTraces no_traces;
+  const int before = cuda_host::num_destroyed_elsewhere();
+  test::run_nccl_ranks(2, [&](int rank, const NcclOptions& options) {
+    auto transport = make_nccl_transport(options);
+    Stream stream;
+    DeviceArray<unsigned char> bytes(64);
+    transport->begin("gather", {}, 60s);
+    transport->all_gather(bytes.bytes(), 32, stream.view())->wait(stream.view());
+    synchronize(stream.view());
+    const CudaDeviceGuard other(1 - rank);
+    transport.reset();
+  });
+  CHECK(cuda_host::num_destroyed_elsewhere() == before);
+}
+
 }  // namespace zcomm

@@ -47,6 +47,9 @@ std::atomic<std::int64_t> longest_delay_us{[] {
 
 std::atomic<int> queue_limit{1024};
 std::atomic<bool> next_stream_fails{false};
+std::atomic<bool> keeps_event_queries{false};
+std::atomic<int> num_kept{0};
+std::atomic<int> num_elsewhere{0};
 constexpr int kMaxDevices = 64;
 std::atomic<std::int64_t> pending[kMaxDevices]{};
 
@@ -122,6 +125,9 @@ std::atomic<std::int64_t>& pending_operations(int device) { return pending[devic
 
 void set_queue_limit(int num_operations) { queue_limit = num_operations; }
 void fail_next_stream() { next_stream_fails = true; }
+void keep_event_queries(bool keeps) { keeps_event_queries = keeps; }
+int num_kept_event_queries() { return num_kept; }
+int num_destroyed_elsewhere() { return num_elsewhere; }
 
 void wait_for_room(int device) {
   const auto is_full = [&] { return pending[device].load(std::memory_order_relaxed) >= queue_limit; };
@@ -261,6 +267,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (stream == nullptr) return report(cudaErrorInvalidResourceHandle);
   const std::lock_guard lock(stream->mutex);
   if (stream->destroyed) return report(cudaErrorInvalidResourceHandle);
+  if (stream->device != current_device()) ++num_elsewhere;
   stream->destroyed = &stream->mark();
   stream->push(nullptr);
   count(&Counts::streams, -1);
@@ -312,12 +319,15 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
+  if (event->device != current_device()) ++num_elsewhere;
   delete event;
   count(&Counts::events, -1);
   return cudaSuccess;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (keeps_event_queries) ++num_kept;
+  while (keeps_event_queries) nap(std::chrono::milliseconds(1));
   if (forbidden_by_capture()) return report(cudaErrorStreamCaptureUnsupported);
   if (is_broken()) return cudaErrorLaunchFailure;
   const std::lock_guard lock(event->mutex);

@@ -75,7 +75,8 @@ class Options(_c10d.Options):
             ``compress="auto"`` decides without making a call; default: none. Calls that it lacks are rehearsed.
 
     :func:`zcomm.formats` lists the formats. On GPUs torch's ``TORCH_NCCL_HIGH_PRIORITY`` (here on by default),
-    ``TORCH_NCCL_BLOCKING_WAIT`` and ``TORCH_NCCL_ASYNC_ERROR_HANDLING`` and NCCL's own variables count, too.
+    ``TORCH_NCCL_BLOCKING_WAIT``, ``TORCH_NCCL_ASYNC_ERROR_HANDLING``, ``TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC`` and
+    NCCL's own variables count, too.
 
     Raises ValueError or TypeError that names the field, what was given and what is accepted.
     """

@@ -24,7 +24,13 @@ from zcomm.feedback import ErrorFeedback
 from zcomm.fsdp.collectives import Collectives
 from zcomm.fsdp.gather_call import GatherCall
 from zcomm.fsdp.rule import ModuleStats, Rule
-from zcomm.fsdp.secondary_shard import LosslessSecondaryShard, MemoryBudget, SecondaryShard, WeightsVersion
+from zcomm.fsdp.secondary_shard import (
+    DEFAULT_PERCENT,
+    LosslessSecondaryShard,
+    MemoryBudget,
+    SecondaryShard,
+    WeightsVersion,
+)
 from zcomm.fsdp.selection import Selector, one_dimensional, select
 
 _log = logging.getLogger("zcomm")
@@ -64,8 +70,8 @@ def compress(
             ``"lossless"`` needs them. ``"exact"`` has none, nor have gathers of a ``reshard_after_forward`` mesh.
         exempt: parameters that are sent exactly, in the same messages. Default: those of less than two dimensions,
             norms and biases. ``()`` exempts none. Of a parameter that modules share any of its names counts.
-        max_bytes: limit of a rank's secondary shards. Modules whose shards would exceed it go without, and are named in
-            a warning. None: no limit.
+        max_bytes: limit of a rank's secondary shards, the same on all ranks: :class:`Compression`. None: 5 % of a GPU's
+            memory; no limit on CPUs and with ``"lossless"``.
         error_feedback: what a reduction drops is added to the next one of the same parameters.
         check: notice changes of weights that PyTorch does not count, or some ranks make: :class:`Compression`.
         fused: spare FSDP2's two largest buffers, and its copies into and out of them, with the same bits. Compressed
@@ -90,7 +96,7 @@ def compress(
     check_formats(weights, gradients)
     select(model, exempt)
     rule = Rule(next(_numbers), weights, gradients, error_feedback, fused)
-    return Compression(model, rule, keep_in_node, exempt, MemoryBudget(max_bytes), check)
+    return Compression(model, rule, keep_in_node, exempt, MemoryBudget(max_bytes, weights != "lossless"), check)
 
 
 def _collectives_of(model: nn.Module) -> Iterator[Collectives]:
@@ -121,8 +127,13 @@ class Compression:
     *Secondary shards.* The ranks of a node keep the weights that they have gathered among them: L ranks an L-th of the
     model each, as compressed bytes, or with ``weights="lossless"`` as values of 2 bytes. A gather of weights that have
     not changed since the last one moves no byte between nodes: in the backward pass, in further micro-batches, in
-    generation and evaluation. What is gathered as bytes is kept as it is, in groups of several nodes. It must repeat
+    generation and evaluation. In a group of one node there are none, but of ``"lossless"``: nothing crosses nodes.
+    What is gathered as bytes is kept as it is, in groups of several nodes. It must repeat
     while the weights do, so a cast that rounds at random needs ``keep_in_node=False``.
+
+    Modules whose shards would exceed ``max_bytes`` go without: they are gathered from all ranks again. After the first
+    step a line in the log has the bytes, and how many modules go without. Warnings name them if ``max_bytes`` was set.
+    Ranks with GPUs of different sizes must set it.
 
     *Changes of weights.* PyTorch counts steps of its optimizers, in-place operations and exchanged parameters. A hash
     of this rank's own shard finds all other writes: through ``param.data``, foreach operations, collectives, NumPy.
@@ -154,7 +165,7 @@ class Compression:
         self._rule = rule  # of every group, but for what is exempt
         self._keep_in_node, self._exempt, self._budget, self._checks = keep_in_node, exempt, budget, check
         self._rules: dict[Collectives, Rule] = {}  # each keeps this object
-        self._warned_of_copy = False
+        self._warned_of_copy = self._has_told_bytes = False
         self._hook = model.register_forward_pre_hook(_ForwardHook(self))  # keeps this object until the rules do
         _WATCHING[rule.number] = self
         _watch()
@@ -240,6 +251,20 @@ class Compression:
         """Those whose rules no later call has replaced."""
         return [group for group, rule in self._rules.items() if group.rule is rule]
 
+    def _tell_bytes(self) -> None:
+        """Log what this rank keeps, after the first step."""
+        self._has_told_bytes = True
+        kept = [s.memory for group in self._in_force() if (s := group.secondary) is not None and s.memory is not None]
+        num_without = sum(one.gathers_beyond_limit > 0 for one in self.stats().values())
+        if not kept and not num_without:
+            return
+        text = f"zcomm.fsdp.compress: this rank keeps {sum(each.numel() for each in kept)} bytes of {len(kept)} modules"
+        if num_without:
+            text += f"; {num_without} modules go without, and cross nodes in each gather: max_bytes= sets the limit"
+            _log.warning("%s, by default %d %% of a GPU's memory", text, DEFAULT_PERCENT)
+        else:
+            _log.info("%s, for gathers inside the node", text)
+
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Fused and foreach steps change sharded parameters without counting a version. Those without a gradient stay as
         # they are.
@@ -255,6 +280,9 @@ class Compression:
                 group.secondary.check_mark()
                 if any(_fsdp2.parameter_id(param) in changed for param in group.params):
                     group.secondary.outdate()
+        ours = (_fsdp2.parameter_id(param) for group in self._rules for param in group.params)
+        if not self._has_told_bytes and not changed.isdisjoint(ours):
+            self._tell_bytes()
 
     def _prepare(self, first: LosslessSecondaryShard, call: GatherCall, version: WeightsVersion) -> None:
         """Before ``first`` gathers by differences on a GPU: encodes those of all modules whose weights have changed, so

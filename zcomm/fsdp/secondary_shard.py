@@ -44,23 +44,39 @@ Prepared: TypeAlias = "tuple[_c10d.Operation, torch.Tensor, _c10d.Site]"
 Prepare: TypeAlias = "Callable[[LosslessSecondaryShard, GatherCall, WeightsVersion], None]"
 
 
-class MemoryBudget:
-    """What ``max_bytes`` leaves for a model's secondary shards."""
+# Of a GPU's memory. GPUs of a kind report totals that differ a little, and all ranks must decide alike: of a total
+# whole units count.
+DEFAULT_PERCENT = 5
+_UNIT = 2 << 30
 
-    def __init__(self, max_bytes: int | None) -> None:
-        self._max_bytes = max_bytes
+
+class MemoryBudget:
+    """What ``max_bytes`` leaves for a model's secondary shards. None: 5 % of a GPU's memory if ``is_bounded``, as much
+    as they need on CPUs."""
+
+    def __init__(self, max_bytes: int | None, is_bounded: bool = True) -> None:
+        self._max_bytes, self._is_bounded = max_bytes, is_bounded
         self._used_bytes = 0  # the largest of all ranks, so that all decide alike
 
-    def reserve(self, name: str, num_bytes: int) -> bool:
+    def limit(self, device: torch.device) -> int | None:
+        if self._max_bytes is not None or not self._is_bounded or device.type != "cuda":
+            return self._max_bytes
+        if not torch.cuda.is_available():
+            return None
+        return torch.cuda.get_device_properties(device).total_memory // _UNIT * _UNIT * DEFAULT_PERCENT // 100
+
+    def reserve(self, name: str, num_bytes: int, device: torch.device) -> bool:
         """Take that many bytes, and return True, if there are as many."""
-        if self._max_bytes is not None and self._used_bytes + num_bytes > self._max_bytes:
+        limit = self.limit(device)
+        if limit is None or self._used_bytes + num_bytes <= limit:
+            self._used_bytes += num_bytes
+            return True
+        if self._max_bytes is not None:  # else one line tells of all modules
             _log.warning(
                 "%s goes without a secondary shard: its %d bytes would exceed max_bytes=%d, of which %d are in use",
-                name, num_bytes, self._max_bytes, self._used_bytes,
+                name, num_bytes, limit, self._used_bytes,
             )  # fmt: skip
-            return False
-        self._used_bytes += num_bytes
-        return True
+        return False
 
     def give_back(self, num_bytes: int) -> None:
         self._used_bytes -= num_bytes
@@ -120,6 +136,10 @@ class SecondaryShard:
         """Tell whether later gathers of the same weights use the wires that this one keeps."""
         return self._reserved != 0
 
+    def _is_worth_it(self, plan: _c10d.Operation) -> bool:
+        """Inside one node no gather crosses nodes: what is kept would spare an encoding alone."""
+        return not plan.ranks.startswith("1x")
+
     def _plan_of(self, call: GatherCall, plan: _c10d.Operation) -> _c10d.Operation:
         """The gather that keeps, where ``plan`` is the one in a format."""
         return plan
@@ -154,11 +174,14 @@ class SecondaryShard:
         if version is None or (is_captured and not self._can_be_captured()):
             self._counted.gathers_plain += 1
             return self._gather_without(call)
-        plan = self._plan_of(call, call.plan)
-        if not self._fits(plan.largest_secondary_bytes):  # of the rank that needs most, so that all ranks decide alike
+        if not self._is_worth_it(call.plan):
+            self._reserved = 0
+            return call.run_alone(self._site)
+        plan, device = self._plan_of(call, call.plan), call.output.device
+        if not self._fits(plan.largest_secondary_bytes, device):  # of the rank that needs most, so all decide alike
             self._counted.gathers_beyond_limit += 1
             return self._gather_without(call)
-        bound = self._bind(plan, call.output.device)
+        bound = self._bind(plan, device)
         if not self._must_cross(call, version):
             self._counted.gathers_intra_node += 1
             self._check(call.shard)
@@ -197,11 +220,11 @@ class SecondaryShard:
         self.outdate(forget_mark=True)
         self._reserved = self._bound = self._plan = None
 
-    def _fits(self, num_bytes: int) -> bool:
+    def _fits(self, num_bytes: int, device: torch.device) -> bool:
         if 0 < (self._reserved or 0) < num_bytes:
             self.forget()
         if self._reserved is None:
-            self._reserved = num_bytes if self._budget.reserve(self._notices.name, num_bytes) else 0
+            self._reserved = num_bytes if self._budget.reserve(self._notices.name, num_bytes, device) else 0
         return self._reserved > 0 or num_bytes == 0
 
     def _is_captured(self, device: torch.device) -> bool:
@@ -277,6 +300,9 @@ class LosslessSecondaryShard(SecondaryShard):
 
     def keeps_wires(self) -> bool:
         return False
+
+    def _is_worth_it(self, plan: _c10d.Operation) -> bool:
+        return True  # "lossless" is made of what is kept
 
     def outdate(self, forget_mark: bool = False) -> None:
         super().outdate(forget_mark)

@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <new>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
@@ -16,6 +17,11 @@
 namespace zcomm::c10d_binding {
 
 inline constexpr const char* kAborted = "because the group was aborted";
+
+inline bool is_out_of_memory(const std::exception& error) {
+  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+         dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+}
 
 // Thread-safe. May outlive the group: callbacks of its transports do.
 class GroupErrors {
@@ -34,9 +40,12 @@ class GroupErrors {
   }
 
   // Converts `error` for the caller of a collective: torch's exception, with the rank, the group, and the place in the
-  // program if known. A Python exception that is being handled stays as it is.
+  // program if known. A Python exception that is being handled stays as it is. So does a lack of memory: callers look
+  // for torch's own type and text, and go on with a smaller batch. Where it has ended the group the next call tells.
   std::exception_ptr record(const std::exception& error, const std::string& place = {}) {
-    if (dynamic_cast<const pybind11::error_already_set*>(&error) != nullptr) return std::current_exception();
+    if (dynamic_cast<const pybind11::error_already_set*>(&error) != nullptr || is_out_of_memory(error)) {
+      return std::current_exception();
+    }
     const bool timed_out = dynamic_cast<const TimeoutError*>(&error) != nullptr;
     last_ = timed_out ? ::c10d::ErrorType::TIMEOUT : ::c10d::ErrorType::COMM_ERROR;
     const std::lock_guard lock(mutex_);

@@ -86,6 +86,16 @@ void end_process(const std::string& reason) {
   std::abort();
 }
 
+// Ends the process: whoever needs the same lock inside CUDA would wait for good.
+void end_stuck_process(const std::string& reason) {
+  std::fprintf(stderr,
+               "zcomm: %s. This process ends. TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC sets the limit in seconds, and "
+               "TORCH_NCCL_ENABLE_MONITORING=0 turns it off.\n",
+               reason.c_str());
+  std::fflush(stderr);
+  std::abort();
+}
+
 }  // namespace
 
 std::unique_ptr<Transport> connect_nccl(const ::c10d::Backend& group, const PythonHooks& hooks,
@@ -110,6 +120,10 @@ std::unique_ptr<Transport> connect_nccl(const ::c10d::Backend& group, const Pyth
     errors->announce();
   };
   if (ends_on_failure()) options.on_undefined_bytes = end_process;
+  options.heartbeat = heartbeat_limit();
+  options.on_stuck = [rank = options.rank](const std::string& reason) {
+    end_stuck_process("rank " + std::to_string(rank) + ", " + reason);
+  };
   const auto pulse = std::make_shared<Pulse>(store, options.rank, options.size);
   Pulse::start(pulse);
   options.interruption = [errors] { return errors->is_aborted() ? kAborted : ""; };

@@ -2,6 +2,7 @@
 // backend that count for compressed calls on GPUs, too.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
@@ -24,6 +25,12 @@ inline bool waits_on_host() { return ::c10d::getCvarBool({"TORCH_NCCL_BLOCKING_W
 inline bool ends_on_failure() {
   const int handling = ::c10d::getCvarInt({"TORCH_NCCL_ASYNC_ERROR_HANDLING"}, 3);
   return handling != 0 && handling != 2 && !waits_on_host();
+}
+
+// How long a call of CUDA or NCCL may keep the watchdog before the process ends; 0: as long as it likes.
+inline std::chrono::seconds heartbeat_limit() {
+  if (!::c10d::getCvarBool({"TORCH_NCCL_ENABLE_MONITORING"}, true)) return {};
+  return std::chrono::seconds(::c10d::getCvarInt({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"}, 480));
 }
 
 // Connects this rank of `group` with its peers in `topology`, which have met in PythonHooks::meet_for_nccl. Sets later

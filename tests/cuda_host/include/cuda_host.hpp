@@ -35,6 +35,14 @@ void set_launch_cost(std::chrono::nanoseconds time);
 // an illegal access; false ends that.
 void set_sticky_error(bool there);
 
+// While true, cudaEventQuery does not return, as where another thread holds a lock of CUDA's. The second function:
+// calls that it has kept so far.
+void keep_event_queries(bool keeps);
+int num_kept_event_queries();
+
+// Events and streams destroyed while another device was current, which gets a context then.
+int num_destroyed_elsewhere();
+
 // Queues `work` as one operation; adds it to the graph if the stream is capturing.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
 

@@ -32,6 +32,10 @@ void nccl_host_set_link(double bytes_per_second, double latency_seconds);
 // How many times ncclCommGetAsyncError says ncclInProgress before a group is on its stream. 2 unless set.
 void nccl_host_set_launch_polls(int polls);
 
+// While not 0, ncclCommGetAsyncError does not return. The second function: calls that it has kept so far.
+void nccl_host_keep_error_queries(int keeps);
+int nccl_host_num_kept_error_queries();
+
 // Time that a group takes on the thread that puts it on its stream. 0 unless set.
 void nccl_host_set_group_cost(int microseconds);
 

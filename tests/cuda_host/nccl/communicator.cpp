@@ -154,6 +154,10 @@ void nccl_host_set_link(double bytes_per_second, double latency_seconds) {
 
 void nccl_host_set_launch_polls(int polls) { settings().launch_polls = polls; }
 
+void nccl_host_keep_error_queries(int keeps) { settings().keeps_error_queries = keeps != 0; }
+
+int nccl_host_num_kept_error_queries() { return settings().num_kept_error_queries; }
+
 void nccl_host_set_group_cost(int microseconds) { settings().group_cost_us = microseconds; }
 
 void nccl_host_set_kernel_slots(int slots) { settings().kernel_slots = slots; }

@@ -34,7 +34,9 @@ struct Settings {
   std::atomic<int> launch_polls{2};
   std::atomic<int> group_cost_us{0};
   std::atomic<int> kernel_slots{4};  // of each device
-  std::atomic<int> version{0};       // 0: what NCCL_HOST_VERSION says, or 22809
+  std::atomic<bool> keeps_error_queries{false};
+  std::atomic<int> num_kept_error_queries{0};
+  std::atomic<int> version{0};  // 0: what NCCL_HOST_VERSION says, or 22809
   std::atomic<bool> held[kMaxRanks]{};
 };
 Settings& settings();

@@ -279,6 +279,8 @@ Result ncclCommCuDevice(Comm communicator, int* device) {
 }
 
 Result ncclCommGetAsyncError(Comm communicator, Result* state) {
+  if (settings().keeps_error_queries) ++settings().num_kept_error_queries;
+  while (settings().keeps_error_queries) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const Inside inside(*communicator, "ncclCommGetAsyncError");
   --communicator->polls_left;
   const bool is_busy = communicator->is_connecting || communicator->is_launching;

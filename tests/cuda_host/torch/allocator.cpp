@@ -23,6 +23,8 @@ std::mutex mutex;  // of all below
 std::multimap<std::pair<std::int64_t, std::size_t>, Piece*> idle;
 std::map<void*, Piece*> live;
 std::int64_t num_made = 0;
+std::int64_t bytes_made = 0;
+std::int64_t memory_limit = -1;  // of bytes_made; negative: none
 
 void free_piece(void* data) {
   const std::lock_guard lock(mutex);
@@ -46,7 +48,11 @@ class HostAllocator final : public c10::Allocator {
       piece = found->second;
       idle.erase(found);
     } else {
+      const auto bytes = static_cast<std::int64_t>(num_bytes);
+      TORCH_CHECK_WITH(OutOfMemoryError, memory_limit < 0 || bytes_made + bytes <= memory_limit,
+                       "CUDA out of memory. Tried to allocate ", bytes, " bytes.");
       ++num_made;
+      bytes_made += bytes;
       piece = new Piece{::operator new(num_bytes, std::align_val_t{512}), num_bytes, owner, captured};
     }
     live.emplace(piece->data, piece);
@@ -84,6 +90,16 @@ std::int64_t num_live_pieces() {
 std::int64_t num_made_pieces() {
   const std::lock_guard lock(mutex);
   return num_made;
+}
+
+std::int64_t num_made_bytes() {
+  const std::lock_guard lock(mutex);
+  return bytes_made;
+}
+
+void set_memory_limit(std::int64_t num_bytes) {
+  const std::lock_guard lock(mutex);
+  memory_limit = num_bytes;
 }
 
 }  // namespace cuda_host::torch

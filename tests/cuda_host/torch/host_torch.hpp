@@ -28,5 +28,8 @@ void install_allocator();
 // Pieces that are handed out now, and all that were ever made.
 std::int64_t num_live_pieces();
 std::int64_t num_made_pieces();
+// Bytes of these, and the most there may be, beyond which torch's error is thrown; negative: no limit.
+std::int64_t num_made_bytes();
+void set_memory_limit(std::int64_t num_bytes);
 
 }  // namespace cuda_host::torch

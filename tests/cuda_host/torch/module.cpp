@@ -74,11 +74,15 @@ PYBIND11_MODULE(cuda_host_torch, module) {
   module.def("restart_log", &host::restart_log);
   module.def("num_live_pieces", &host::num_live_pieces);
   module.def("num_made_pieces", &host::num_made_pieces);
+  module.def("bytes_made", &host::num_made_bytes);
+  module.def("set_memory_limit", &host::set_memory_limit);
   module.def("num_creations", &cuda_host::num_creations);
   module.def("num_host_waits", [] { return cuda_host::calls().host_waits; });
   module.def("set_delays", [](std::uint32_t seed, int microseconds) {
     cuda_host::set_delays(seed, std::chrono::microseconds(microseconds));
   });
+  module.def("keep_event_queries", &cuda_host::keep_event_queries);
+  module.def("num_kept_event_queries", &cuda_host::num_kept_event_queries);
   module.def("synchronize", &host::synchronize, no_gil);
   // A kernel that runs until open_gate().
   module.def("close_gate", [] {

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.stand_in import Gather, ReduceScatter, dist, host, run, torch, values
+from support import worlds
+from support.stand_in import NCCL, Gather, ReduceScatter, dist, host, run, torch, values, with_nccl
 
 RAISING = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
@@ -109,3 +113,52 @@ def test_asynchronous_calls_leave_the_capture_of_another_thread_whole() -> None:
             call.check()
 
     run(body, 2, env=RAISING)
+
+
+@pytest.mark.parametrize("name", ["cudaEventQuery", "ncclCommGetAsyncError"])
+def test_a_watchdog_that_cuda_keeps_ends_the_process(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also where failures do not: nobody else would end what waits for the same lock."""
+    nccl = ctypes.CDLL(NCCL)
+    keep, num_kept = {
+        "cudaEventQuery": (host.keep_event_queries, host.num_kept_event_queries),
+        "ncclCommGetAsyncError": (nccl.nccl_host_keep_error_queries, nccl.nccl_host_num_kept_error_queries),
+    }[name]
+
+    def body() -> None:
+        Gather(4096)()
+        host.synchronize()
+        if dist.get_rank() == 0:
+            ReduceScatter(4096)()  # rank 1 does not
+            keep(True)
+            deadline = time.monotonic() + 30
+            while num_kept() == 0 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert num_kept() > 0
+            print("planted", file=sys.stderr, flush=True)
+        time.sleep(30)
+
+    env = {**RAISING, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "2"}
+    outcomes = worlds.collect(body, 2, **with_nccl({"grace": 1.0, "group_seconds": 60.0, "env": env}))
+    assert outcomes[0].exit_code == -signal.SIGABRT and not outcomes[0].finished, outcomes[0].trace
+    text = capfd.readouterr().err
+    assert "planted" in text and f"{name} has kept the watchdog" in text and "in reduce_scatter" in text, text
+
+
+def test_without_scratch_torchs_error_arrives_and_the_group_goes_on() -> None:
+    """As a search for the largest batch expects: the same call succeeds once there is room, and no peer has failed."""
+
+    def body() -> None:
+        small, big = Gather(4096, seed=1), ReduceScatter(1 << 20)
+        Gather(4096)()
+        host.synchronize()
+        if dist.get_rank() == 1:
+            host.set_memory_limit(host.bytes_made())
+            for async_op in (False, True):
+                with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory\."):
+                    big(async_op=async_op)
+            host.set_memory_limit(-1)
+        for call in (big, small):
+            call()
+        small.check()
+
+    run(body, 2, group_seconds=60.0)

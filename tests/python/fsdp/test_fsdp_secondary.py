@@ -8,6 +8,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import zcomm
 from zcomm.fsdp import Compression, compress
+from zcomm.fsdp.secondary_shard import MemoryBudget
 
 
 def sharded(secondary: bool, **fields: Any) -> tuple[nn.Module, Compression]:
@@ -243,6 +245,63 @@ def test_a_limit_leaves_whole_modules_out_and_names_them(caplog: pytest.LogCaptu
         assert without and all(any(name in text for text in records) for name in without)
 
     run(body, 3, nodes=[0, 0, 1], options=options())
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_first_step_tells_what_is_kept_once(fits: bool) -> None:
+    """Of a limit that nobody set, no other line tells."""
+
+    def body() -> None:
+        logging.getLogger("zcomm").setLevel(logging.INFO)
+        model, compression = sharded(True)
+        compression._budget.limit = lambda device: None if fits else 12_000  # type: ignore[method-assign]
+        lines = logged()
+        train(model, torch.optim.SGD(model.parameters(), lr=0.5), steps=2)
+        stats = compression.stats().values()
+        kept = [one for one in stats if one.memory_bytes]
+        without = [one for one in stats if one.gathers_beyond_limit]
+        assert kept and bool(without) != fits
+        text = f"this rank keeps {memory_bytes(compression)} bytes of {len(kept)} modules"
+        rest = "for gathers inside the node" if fits else f"{len(without)} modules go without"
+        (line,) = [line for line in lines if "keeps" in line or "go without" in line or "goes without" in line]
+        assert text in line and rest in line, line
+
+    run(body, 4, nodes=[0, 0, 1, 1], options=options())
+
+
+def test_by_default_shards_have_a_part_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs of a kind report slightly different totals, and their ranks must decide alike."""
+    gpu, host = torch.device("cuda", 0), torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    limits = set()
+    for total in (85_000_000_000, 85_010_000_000):
+        properties = SimpleNamespace(total_memory=total)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, found=properties: found)
+        limits.add(MemoryBudget(None).limit(gpu))
+        assert MemoryBudget(None).limit(host) is None
+        assert MemoryBudget(7).limit(gpu) == MemoryBudget(7).limit(host) == 7
+        assert MemoryBudget(None, is_bounded=False).limit(gpu) is None
+    (limit,) = limits
+    assert 0.047 * total < limit <= 0.05 * total
+
+
+@pytest.mark.parametrize("weights", [None, "lossless"])
+def test_in_one_node_only_lossless_weights_are_kept(weights: Any) -> None:
+    """Nothing crosses nodes there."""
+
+    def body() -> None:
+        model = make_model().to(torch.bfloat16)
+        for block in [*model, model]:
+            fully_shard(block)
+        compression = compress(model, weights=weights, exempt=())
+        inputs = make_batch(dist.get_rank())[0].to(torch.bfloat16)
+        assert torch.equal(model(inputs), model(inputs))
+        stats = compression.stats().values()
+        assert sum(one.gathers for one in stats) > 0
+        assert (memory_bytes(compression) > 0) == (weights == "lossless")
+        assert not any(one.gathers_beyond_limit or one.gathers_plain for one in stats)
+
+    run(body, 2, nodes=[0, 0], options=options())
 
 
 def test_a_shard_that_grows_beyond_the_limit_is_freed() -> None:

@@ -1,3 +1,4 @@
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -18,6 +19,53 @@ void check_environment() {
   if (text == nullptr || std::string(text) == "0") return;
   throw TransportError(std::string("NCCL_COMM_BLOCKING: expected it unset or 0, got ") + text +
                        ": a communicator that blocks cannot be aborted");
+}
+
+// All pairs of a communicator have as many channels as the pair with the fewest. NCCL gives pairs of two nodes 1 or 2,
+// so that 7 or 14 would carry the hop in a node of 8 GPUs. With 4 it uses all 16, and a link of 400 Gbit/s is no longer
+// limited by channels of 14 GB/s.
+constexpr int kChannelsPerNetPeer = 4;
+constexpr const char* kChannelsVariable = "NCCL_NCHANNELS_PER_NET_PEER";
+
+// A channel takes a multiprocessor, and some 9 MB for each peer (NVIDIA/nccl issue 1685). NCCL would take 32 in a node
+// of 8 H100, which is 2.1 GB. A channel moves some 22 GB/s over NVLink, so that 16 suffice for its 360 GB/s.
+constexpr int kMaxCtas = 16;
+
+// NVLink of Blackwell is twice as fast. A group that has GPUs on both sides of this limit needs NCCL_MAX_CTAS, as NCCL
+// wants one value of all ranks.
+bool needs_few_ctas() {
+  int device = 0;
+  int major = 0;
+  check_cuda(cudaGetDevice(&device), "tell the current device");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "tell the compute capability");
+  return major < 10;
+}
+
+// Asks by the environment where the configuration has no field for it. NCCL reads the variable once per process, with
+// the first communicator over several nodes: also for torch's that come later, and not if one came before. setenv() is
+// not safe beside getenv() of other threads, so it is called here alone, at most once per process.
+void ask_by_environment(int version, int rank) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (version >= nccl::kHasNetChannels || std::getenv(kChannelsVariable) != nullptr) return;
+  setenv(kChannelsVariable, std::to_string(kChannelsPerNetPeer).c_str(), 0);
+  if (rank != 0) return;
+  std::fprintf(stderr, "zcomm: set %s=%d for this process: NCCL before 2.28 takes it from the environment alone\n",
+               kChannelsVariable, kChannelsPerNetPeer);
+}
+
+// What NCCL is asked for. Its own variables win, as it applies the environment after the configuration; but it bounds
+// NCCL_MIN_CTAS by max_ctas. The default of graph_usage_mode fits: graphs and eager calls mix. What
+// launch_order_implicit of one communicator does to others is not documented.
+nccl::Config configuration(int version, std::span<const int> peers) {
+  nccl::Config config = nccl::config_of(version);
+  config.blocking = 0;
+  config.comm_name = "zcomm";  // NCCL keeps the pointer
+  config.n_channels_per_net_peer = kChannelsPerNetPeer;
+  // 2.30.7 uses it only where the channels of a peer are left to NCCL.
+  if (!peers.empty()) config.max_p2p_peers = static_cast<int>(peers.size());
+  if (needs_few_ctas() && std::getenv("NCCL_MIN_CTAS") == nullptr) config.max_ctas = kMaxCtas;
+  return config;
 }
 
 }  // namespace
@@ -116,10 +164,12 @@ void NcclCommunicator::check_not_capturing() const {
 void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> peers, const WaitGuard& patience) {
   check_environment();
   const RelaxedCaptureGuard relaxed;
-  nccl::Config config;
-  config.blocking = 0;
   rank_ = options.rank;
   size_ = options.size;
+  int version = 0;
+  check(nccl_.GetVersion(&version), "tell its version");
+  ask_by_environment(version, rank_);
+  nccl::Config config = configuration(version, peers);
   check(nccl_.CommInitRankConfig(&communicator_, options.size, options.unique_id, options.rank, &config), "connect");
   settle("connect", patience);
   if (!peers.empty()) connect_peers(peers, options.agreement, patience);

@@ -1,4 +1,3 @@
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -21,14 +20,14 @@ void check_environment() {
                        ": a communicator that blocks cannot be aborted");
 }
 
-// All pairs of a communicator have as many channels as the pair with the fewest. NCCL gives pairs of two nodes 1 or 2,
-// so that 7 or 14 would carry the hop in a node of 8 GPUs. With 4 it uses all 16, and a link of 400 Gbit/s is no longer
-// limited by channels of 14 GB/s.
+// NCCL gives a pair of two nodes 1 or 2 channels of 14 GB/s each. Pairs inside a node have no more, as all have as many
+// as the pair with the fewest; and those of 8 ranks of a node share them (ncclP2pChannelBaseForRound of 2.27 to 2.30).
 constexpr int kChannelsPerNetPeer = 4;
-constexpr const char* kChannelsVariable = "NCCL_NCHANNELS_PER_NET_PEER";
+// All-to-alls of 64 ranks with 4 channels are reported to hang (NVIDIA/nccl issue 1835, of 2.27.7).
+constexpr int kMostRanksAllToAll = 32;
 
-// A channel takes a multiprocessor, and some 9 MB for each peer (NVIDIA/nccl issue 1685). NCCL would take 32 in a node
-// of 8 H100, which is 2.1 GB. A channel moves some 22 GB/s over NVLink, so that 16 suffice for its 360 GB/s.
+// A channel takes a multiprocessor, and memory for each peer: in a node of 8 H100 NCCL would take 32 and 3.3 GB
+// (NVIDIA/nccl issue 1685). One moves some 22 GB/s over NVLink, so that 16 are enough for the 360 GB/s of an H100.
 constexpr int kMaxCtas = 16;
 
 // NVLink of Blackwell is twice as fast. A group that has GPUs on both sides of this limit needs NCCL_MAX_CTAS, as NCCL
@@ -41,27 +40,16 @@ bool needs_few_ctas() {
   return major < 10;
 }
 
-// Asks by the environment where the configuration has no field for it. NCCL reads the variable once per process, with
-// the first communicator over several nodes: also for torch's that come later, and not if one came before. setenv() is
-// not safe beside getenv() of other threads, so it is called here alone, at most once per process.
-void ask_by_environment(int version, int rank) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  if (version >= nccl::kHasNetChannels || std::getenv(kChannelsVariable) != nullptr) return;
-  setenv(kChannelsVariable, std::to_string(kChannelsPerNetPeer).c_str(), 0);
-  if (rank != 0) return;
-  std::fprintf(stderr, "zcomm: set %s=%d for this process: NCCL before 2.28 takes it from the environment alone\n",
-               kChannelsVariable, kChannelsPerNetPeer);
-}
-
 // What NCCL is asked for. Its own variables win, as it applies the environment after the configuration; but it bounds
 // NCCL_MIN_CTAS by max_ctas. The default of graph_usage_mode fits: graphs and eager calls mix. What
 // launch_order_implicit of one communicator does to others is not documented.
-nccl::Config configuration(int version, std::span<const int> peers) {
+nccl::Config configuration(int version, int size, std::span<const int> peers) {
   nccl::Config config = nccl::config_of(version);
   config.blocking = 0;
   config.comm_name = "zcomm";  // NCCL keeps the pointer
-  config.n_channels_per_net_peer = kChannelsPerNetPeer;
+  // Before 2.28 only the environment has it, for torch's communicators, too: left to the user.
+  const bool is_all_to_all = peers.size() + 1 == static_cast<std::size_t>(size);
+  if (!is_all_to_all || size <= kMostRanksAllToAll) config.n_channels_per_net_peer = kChannelsPerNetPeer;
   // 2.30.7 uses it only where the channels of a peer are left to NCCL.
   if (!peers.empty()) config.max_p2p_peers = static_cast<int>(peers.size());
   if (needs_few_ctas() && std::getenv("NCCL_MIN_CTAS") == nullptr) config.max_ctas = kMaxCtas;
@@ -168,8 +156,7 @@ void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> 
   size_ = options.size;
   int version = 0;
   check(nccl_.GetVersion(&version), "tell its version");
-  ask_by_environment(version, rank_);
-  nccl::Config config = configuration(version, peers);
+  nccl::Config config = configuration(version, size_, peers);
   check(nccl_.CommInitRankConfig(&communicator_, options.size, options.unique_id, options.rank, &config), "connect");
   settle("connect", patience);
   if (!peers.empty()) connect_peers(peers, options.agreement, patience);

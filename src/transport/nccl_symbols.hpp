@@ -63,7 +63,6 @@ struct Config {
 };
 
 inline constexpr int kNewestConfig = 23203;  // version of the release that Config follows
-inline constexpr int kHasNetChannels = 22800;
 
 // Returns the configuration that the nccl.h of this release initializes; for later releases, that of the newest one
 // known here. Fields beyond its size may be set, and are not read.
@@ -75,7 +74,7 @@ constexpr Config config_of(int version) {
     int first;
     std::size_t size;
   };
-  constexpr Release kReleases[] = {{21700, 48}, {22700, 72},  {kHasNetChannels, 80}, {22900, 88},
+  constexpr Release kReleases[] = {{21700, 48}, {22700, 72},  {22800, 80}, {22900, 88},
                                    {23000, 96}, {23100, 112}, {23200, 120}};
   Config config;
   config.version = static_cast<unsigned>(version < kNewestConfig ? version : kNewestConfig);

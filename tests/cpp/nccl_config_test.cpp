@@ -61,8 +61,6 @@ TEST_CASE("nccl: a communicator is made with the configuration of the release th
     CHECK(std::string(sent.comm_name) == "zcomm");
     CHECK(sent.n_channels_per_net_peer == (has_channels ? 4 : kUndefined));
     CHECK(sent.max_p2p_peers == (has_peers ? 2 : kUndefined));  // one in the node, one outside
-    CHECK((std::getenv(kVariable) != nullptr) == !has_channels);
-    unsetenv(kVariable);
   }
 }
 
@@ -84,16 +82,36 @@ TEST_CASE("nccl: from Blackwell on, NCCL decides how many multiprocessors it tak
   }
 }
 
-// Rule: all pairs of a communicator have as many channels as the one with the fewest.
-TEST_CASE("nccl: pairs in a node and between nodes have the channels that the links need") {
+// Rule: all pairs of a communicator have as many channels as the one with the fewest, and those from a rank to the
+// others of its node share theirs if there are other nodes.
+TEST_CASE("nccl: pairs in a node and between nodes have four channels") {
   const NoTraces no_traces;
   const Settings settings;
-  for (const int version : {22703, 22707, 22803, 22809, 22907, 23007, 23203}) {
+  for (const int version : {22803, 22809, 22907, 23007, 23203}) {
     CAPTURE(version);
     configuration_in(version);
-    for (const int num_nodes : {2, 8, 64}) CHECK(nccl_host_channels_per_pair(num_nodes, 8) == 4);
+    for (const int num_nodes : {2, 8, 64}) {
+      CHECK(nccl_host_channels_per_pair(num_nodes, 8) == 4);
+      CHECK(nccl_host_channels_in_node(num_nodes, 8) == 4);
+    }
     CHECK(nccl_host_channels_per_pair(1, 8) == 16);
-    unsetenv(kVariable);
+    CHECK(nccl_host_channels_in_node(1, 8) == 16);
+  }
+  configuration_in(22707);
+  CHECK(nccl_host_channels_per_pair(2, 8) == 2);
+  CHECK(nccl_host_channels_per_pair(8, 8) == 1);
+}
+
+// Rule: NCCL may hang if many ranks exchange with all others over four channels.
+TEST_CASE("nccl: where many ranks exchange with all others, NCCL decides how many channels a pair has") {
+  const Settings settings;
+  for (const auto& [size, num_channels] : {std::pair{32, 4}, {33, kUndefined}}) {
+    const NcclUniqueId id = make_nccl_unique_id();
+    NcclOptions options;
+    options.unique_id = id;
+    options.size = size;
+    CHECK_THROWS_AS(make_nccl_transport(options), TransportError);  // more ranks than the NCCL on the host has
+    CHECK(static_cast<const nccl::Config*>(nccl_host_last_config())->n_channels_per_net_peer == num_channels);
   }
 }
 

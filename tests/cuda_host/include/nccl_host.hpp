@@ -51,4 +51,7 @@ const void* nccl_host_last_config();
 // environment.
 int nccl_host_channels_per_pair(int num_nodes, int ranks_per_node);
 
+// Channels by which a rank sends to all others of its node.
+int nccl_host_channels_in_node(int num_nodes, int ranks_per_node);
+
 }  // extern "C"

@@ -70,10 +70,15 @@ int net_channels(const Config& config) {
 
 int divided(int number, int by) { return (number + by - 1) / by; }
 
+// All that a rank has.
+int channels_in(const Config& config, int num_nodes) {
+  const int total = num_nodes > 1 ? kChannelsBetweenNodes : kChannelsInNode;
+  return config.max_ctas == kUndefined ? total : std::min(total, config.max_ctas);
+}
+
 int channels_per_pair(const Config& config, int num_nodes, int ranks_per_node) {
   const int num_ranks = num_nodes * ranks_per_node;
-  int total = num_nodes > 1 ? kChannelsBetweenNodes : kChannelsInNode;
-  if (config.max_ctas != kUndefined) total = std::min(total, config.max_ctas);
+  const int total = channels_in(config, num_nodes);
   const int in_node = ranks_per_node > 1 ? std::min(total, kChannelsOfNvlink) : total;
   if (num_nodes == 1) return in_node;
   if (const int asked = net_channels(config); asked != kUndefined) return std::min(in_node, asked);
@@ -88,6 +93,15 @@ int channels_per_pair(const Config& config, int num_nodes, int ranks_per_node) {
   return channels;
 }
 
+// By ncclP2pChannelBaseForRound: over several nodes the pairs of a batch begin at one channel, in a node at the next
+// ones.
+int channels_in_node(const Config& config, int num_nodes, int ranks_per_node) {
+  const int of_pair = channels_per_pair(config, num_nodes, ranks_per_node);
+  const int total = channels_in(config, num_nodes);
+  const int num_starts = num_nodes > 1 ? divided(ranks_per_node, kPeersOfBatch) : ranks_per_node - 1;
+  return std::min(total, num_starts * of_pair);
+}
+
 }  // namespace
 
 int version() {
@@ -100,6 +114,9 @@ bool accept(const Config& config) {
   Config read;
   std::memcpy(&read, &config, std::min({config.size, size_in(version()), sizeof(Config)}));
   const auto known = static_cast<int>(read.version);
+  // Padding, to who does not know them.
+  if (known < 22500) read.traffic_class = kUndefined;
+  if (known < 23005) read.graph_stream_ordering = kUndefined;
   if (read.size != size_in(known) || known > version()) {
     note_misuse("a configuration of " + std::to_string(read.size) + " bytes of release " + std::to_string(known) +
                 " for release " + std::to_string(version()));
@@ -129,6 +146,11 @@ const void* nccl_host_last_config() {
 int nccl_host_channels_per_pair(int num_nodes, int ranks_per_node) {
   const std::lock_guard lock(last().mutex);
   return channels_per_pair(last().config.value_or(zcomm::nccl::Config{}), num_nodes, ranks_per_node);
+}
+
+int nccl_host_channels_in_node(int num_nodes, int ranks_per_node) {
+  const std::lock_guard lock(last().mutex);
+  return channels_in_node(last().config.value_or(zcomm::nccl::Config{}), num_nodes, ranks_per_node);
 }
 
 }  // extern "C"

@@ -248,7 +248,7 @@ Result ncclCommInitRankConfig(Comm* made, int size, NcclUniqueId id, int rank, C
   // NCCL reads plugins and finds networks on the caller's thread, for as long as that takes.
   if (const char* text = std::getenv("NCCL_HOST_INIT_SECONDS"))
     std::this_thread::sleep_for(std::chrono::seconds(std::atoi(text)));
-  if (rank < 0 || rank >= size || size > kMaxRanks || !accept(*config)) return Result::invalid_argument;
+  if (!accept(*config) || rank < 0 || rank >= size || size > kMaxRanks) return Result::invalid_argument;
   ncclComm& communicator =
       make_communicator(reinterpret_cast<const char*>(id.data()), rank, size, is_blocking(*config));
   *made = &communicator;

@@ -67,8 +67,9 @@ gpu-model: install
 
 # --- Python ------------------------------------------------------------------------------------------------------
 
-# NCCL's own declarations, which ours are compared with: of a release before the oldest that is served, and of a recent one.
-NCCL_RELEASES := 2.18.3 2.30.7
+# NCCL's own declarations, which ours are compared with: of a release before the oldest that is served, and of the
+# newest one that is known.
+NCCL_RELEASES := 2.18.3 2.32.3
 NCCL_HEADERS := $(foreach release,$(NCCL_RELEASES),build/nccl/$(release)/include/nccl.h)
 NCCL_HOME := $(subst $() $(),:,$(foreach release,$(NCCL_RELEASES),$(CURDIR)/build/nccl/$(release)))
 

@@ -20,6 +20,42 @@ void check_environment() {
                        ": a communicator that blocks cannot be aborted");
 }
 
+// NCCL gives a pair of two nodes 1 or 2 channels of 14 GB/s each. Pairs inside a node have no more, as all have as many
+// as the pair with the fewest; and those of 8 ranks of a node share them (ncclP2pChannelBaseForRound of 2.27 to 2.30).
+constexpr int kChannelsPerNetPeer = 4;
+// All-to-alls of 64 ranks with 4 channels are reported to hang (NVIDIA/nccl issue 1835, of 2.27.7).
+constexpr int kMostRanksAllToAll = 32;
+
+// A channel takes a multiprocessor, and memory for each peer: in a node of 8 H100 NCCL would take 32 and 3.3 GB
+// (NVIDIA/nccl issue 1685). One moves some 22 GB/s over NVLink, so that 16 are enough for the 360 GB/s of an H100.
+constexpr int kMaxCtas = 16;
+
+// NVLink of Blackwell is twice as fast. A group that has GPUs on both sides of this limit needs NCCL_MAX_CTAS, as NCCL
+// wants one value of all ranks.
+bool needs_few_ctas() {
+  int device = 0;
+  int major = 0;
+  check_cuda(cudaGetDevice(&device), "tell the current device");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "tell the compute capability");
+  return major < 10;
+}
+
+// What NCCL is asked for. Its own variables win, as it applies the environment after the configuration; but it bounds
+// NCCL_MIN_CTAS by max_ctas. The default of graph_usage_mode fits: graphs and eager calls mix. What
+// launch_order_implicit of one communicator does to others is not documented.
+nccl::Config configuration(int version, int size, std::span<const int> peers) {
+  nccl::Config config = nccl::config_of(version);
+  config.blocking = 0;
+  config.comm_name = "zcomm";  // NCCL keeps the pointer
+  // Before 2.28 only the environment has it, for torch's communicators, too: left to the user.
+  const bool is_all_to_all = peers.size() + 1 == static_cast<std::size_t>(size);
+  if (!is_all_to_all || size <= kMostRanksAllToAll) config.n_channels_per_net_peer = kChannelsPerNetPeer;
+  // 2.30.7 uses it only where the channels of a peer are left to NCCL.
+  if (!peers.empty()) config.max_p2p_peers = static_cast<int>(peers.size());
+  if (needs_few_ctas() && std::getenv("NCCL_MIN_CTAS") == nullptr) config.max_ctas = kMaxCtas;
+  return config;
+}
+
 }  // namespace
 
 CallText NcclTexts::on_host(int rank) const {
@@ -116,10 +152,11 @@ void NcclCommunicator::check_not_capturing() const {
 void NcclCommunicator::connect(const NcclOptions& options, std::span<const int> peers, const WaitGuard& patience) {
   check_environment();
   const RelaxedCaptureGuard relaxed;
-  nccl::Config config;
-  config.blocking = 0;
   rank_ = options.rank;
   size_ = options.size;
+  int version = 0;
+  check(nccl_.GetVersion(&version), "tell its version");
+  nccl::Config config = configuration(version, size_, peers);
   check(nccl_.CommInitRankConfig(&communicator_, options.size, options.unique_id, options.rank, &config), "connect");
   settle("connect", patience);
   if (!peers.empty()) connect_peers(peers, options.agreement, patience);

@@ -1,5 +1,5 @@
 // Declarations of NCCL's ABI, so that no nccl.h is needed to build, and the functions of the library found at run time.
-// The declarations follow NCCL 2.18; test_nccl_headers.py in tests/python compares them with every installed nccl.h.
+// test_nccl_headers.py in tests/python compares them with every installed nccl.h.
 #pragma once
 
 #include <climits>
@@ -31,18 +31,58 @@ using Stream = ::CUstream_st*;
 
 inline constexpr int kUndefined = INT_MIN;
 
-// Configuration. Newer libraries append fields: `size` tells them which fields exist, `version` what they mean.
+// Configuration, as NCCL 2.32.3 declares it. Releases only append fields, so that the configuration of each is a
+// prefix. A library reads `size` bytes of it; `version` says which of these fields the caller knows.
 struct Config {
-  std::size_t size = sizeof(Config);
+  std::size_t size = 0;
   unsigned magic = 0xcafebeef;
-  unsigned version = 21801;
+  unsigned version = 0;
   int blocking = kUndefined;
   int cga_cluster_size = kUndefined;
   int min_ctas = kUndefined;
   int max_ctas = kUndefined;
   const char* net_name = nullptr;
   int split_share = kUndefined;
+  int traffic_class = kUndefined;            // 2.26
+  const char* comm_name = nullptr;           // 2.27
+  int collnet_enable = kUndefined;           // 2.27
+  int cta_policy = kUndefined;               // 2.27
+  int shrink_share = kUndefined;             // 2.27
+  int nvls_ctas = kUndefined;                // 2.27
+  int n_channels_per_net_peer = kUndefined;  // 2.28
+  int nvlink_centric_sched = kUndefined;     // 2.28
+  int graph_usage_mode = kUndefined;         // 2.29
+  int num_rma_ctx = kUndefined;              // 2.29
+  int max_p2p_peers = kUndefined;            // 2.30
+  int graph_stream_ordering = kUndefined;    // 2.30.5
+  int launch_order_implicit = kUndefined;    // 2.31
+  int num_rma_sig = kUndefined;              // 2.31
+  int rma_eager_init = kUndefined;           // 2.31
+  int host_cft_mode = kUndefined;            // 2.31
+  int nvls_host_mode = kUndefined;           // 2.32
 };
+
+inline constexpr int kNewestConfig = 23203;  // version of the release that Config follows
+
+// Returns the configuration that the nccl.h of this release initializes; for later releases, that of the newest one
+// known here. Fields beyond its size may be set, and are not read.
+//
+// Compared with the nccl.h of 2.18.1, 2.18.3, 2.21.5, 2.23.4, 2.26.2, 2.27.3, 2.27.7, 2.28.3, 2.28.7, 2.28.9, 2.29.2,
+// 2.29.3, 2.29.7, 2.30.3, 2.30.4, 2.30.7, 2.31.2 and 2.32.3.
+constexpr Config config_of(int version) {
+  struct Release {
+    int first;
+    std::size_t size;
+  };
+  constexpr Release kReleases[] = {{21700, 48}, {22700, 72},  {22800, 80}, {22900, 88},
+                                   {23000, 96}, {23100, 112}, {23200, 120}};
+  Config config;
+  config.version = static_cast<unsigned>(version < kNewestConfig ? version : kNewestConfig);
+  for (const Release& release : kReleases) {
+    if (version >= release.first) config.size = release.size;
+  }
+  return config;
+}
 
 // F(name after "nccl", result, parameters)
 #define ZCOMM_NCCL_FUNCTIONS(F)                                            \

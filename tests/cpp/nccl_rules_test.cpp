@@ -154,7 +154,7 @@ TEST_CASE("nccl: a thread's groups are all on one communicator, which takes the 
   const NoTraces no_traces;
   const Settings settings;
   nccl_host_set_version(22501);  // notes groups on two
-  check_memory(/*num_channels=*/32);
+  check_memory(/*num_channels=*/16);
 }
 
 // Rule: NCCL connects two ranks at their first group with a message, and waits for both on the host.

@@ -17,6 +17,7 @@ std::align_val_t alignment_of(std::size_t num_bytes) { return std::align_val_t{n
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int device_of_thread = 0;
 std::atomic<int> num_devices{8};
+std::atomic<int> compute_major{9};
 std::atomic<std::int64_t> created{0};
 std::atomic<bool> broken{false};
 std::atomic<std::int64_t> launch_cost_ns{0};
@@ -67,6 +68,8 @@ cudaError_t report(cudaError_t error) {
 int current_device() { return device_of_thread; }
 
 void set_device_count(int count) { num_devices = count; }
+
+void set_compute_major(int major) { compute_major = major; }
 
 void count(int Counts::* member, int change) {
   if (change > 0 && member != &Counts::graphs) ++created;
@@ -195,7 +198,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
       *value = 2048;
       break;
     case cudaDevAttrComputeCapabilityMajor:
-      *value = 9;
+      *value = compute_major;
       break;
     case cudaDevAttrComputeCapabilityMinor:
       *value = 0;

@@ -179,6 +179,12 @@ def _warn_of_patterns(patterns: tuple[str, ...]) -> None:
         _log.warning("groups: %s match none of this rank's groups: %s", ", ".join(missed), ", ".join(names))
 
 
+@functools.cache
+def _warn_of_unread() -> None:
+    if unread := environment.unread_of_nccl():
+        _log.warning("exact calls alone obey %s: see the variables in docs/options.md", ", ".join(unread))
+
+
 class _Group:
     """One rank of a group: the Python callbacks of its backend, which is registered under this object."""
 
@@ -288,6 +294,8 @@ class _Group:
 
     def _meet_for_nccl(self) -> tuple[bytes, PrefixStore]:
         """Return the id of the ranks' communicator, and a store. Raises on all ranks if one of them has no NCCL."""
+        if groups.use.rank == 0:
+            _warn_of_unread()
         try:
             _nccl.load()
             text = _core.make_unique_id().hex() if self._rank == 0 else ""

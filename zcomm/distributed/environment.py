@@ -18,6 +18,8 @@ OTHERS: Mapping[str, str] = {
     "ZCOMM_NODE_MEMORY": "off: ranks of a node share no memory",
     "ZCOMM_FLIGHT_RECORDER": "where a rank whose call times out writes its last calls",
 }
+# Of torch's NCCL, by which users ask for what compressed calls do not do: the table in docs/options.md.
+_UNREAD = ("TORCH_NCCL_NAN_CHECK", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DESYNC_DEBUG")
 
 
 @functools.cache
@@ -44,6 +46,11 @@ def sample_errors_every() -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise ValueError(f"ZCOMM_SAMPLE_ERRORS_EVERY: expected a whole number of calls, got {text!r}")
     return int(text)
+
+
+def unread_of_nccl() -> list[str]:
+    """Return the variables of torch's NCCL that are switched on, but that only exact calls on GPUs obey."""
+    return [name for name in _UNREAD if os.environ.get(name, "").lower() in ("1", "y", "yes", "t", "true")]
 
 
 def launched() -> tuple[int, int]:

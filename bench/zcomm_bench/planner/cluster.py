@@ -101,11 +101,15 @@ class Launch:
 ON_GPU = Launch(True, kernel=4e-6, event=0.5e-6, group=50e-6, message=0.3e-6, start=3e-6)
 ON_HOST = Launch(False)
 
-# Sends of NCCL 2.20 to 2.28 to another node: src/graph/paths.cc, ncclTopoGetNchannels. The rate is the figure by which
-# 2.29.2 takes as many channels as the link needs (NCCL_P2P_PER_CHANNEL_NET_BW).
-CHANNEL_RATE = 14e9  # bytes per second
-CHANNELS_PER_PEER = 2  # 1 where that times the ranks exceeds 4 times CHANNELS
-CHANNELS = 16  # that NCCL reports for several nodes of 8 H100
+# Channels of NCCL's sends, as src/transport/nccl_communicator.cpp asks for them. Over several nodes all pairs have as
+# many as those between nodes (NCCL's src/graph/paths.cc), and the pairs of 8 ranks of a node share them (channel.h).
+# Rates are not confirmed on several GPUs; that between nodes is NCCL's own figure (NCCL_P2P_PER_CHANNEL_NET_BW).
+CHANNEL_RATE = 14e9  # bytes per second, to another node
+NVLINK_CHANNEL_RATE = 22e9  # inside a node
+CHANNELS_PER_PEER = 4
+PEERS_OF_BATCH = 8
+CHANNELS = 16  # of a rank, for all its peers
+FAST_CHANNELS = 32  # the same where links inside a node are faster than NVLink 4
 
 
 @dataclass(frozen=True)
@@ -138,15 +142,24 @@ class Cluster:
         return self.nodes * self.ranks_per_node
 
     @property
-    def channels_per_peer(self) -> int:
-        """Channels of NCCL that carry a message to a rank of another node."""
-        return CHANNELS_PER_PEER if CHANNELS_PER_PEER * self.ranks <= 4 * CHANNELS else 1
+    def channels_inside(self) -> int:
+        """Channels of NCCL that carry a rank's messages to the others of its node."""
+        channels = FAST_CHANNELS if self.intra.bandwidth.value > INTRA["nvlink4"] else CHANNELS
+        shared = -(-self.ranks_per_node // PEERS_OF_BATCH) * CHANNELS_PER_PEER
+        return min(channels, shared) if self.nodes > 1 else channels
+
+    @property
+    def rate_inside(self) -> float:
+        """Bytes per second that leave a rank for the others of its node, by sends."""
+        if not self.launch.is_queued or self.intra.bandwidth.source == "measured":  # by sends
+            return self.intra.rate
+        return min(self.intra.rate, self.channels_inside * NVLINK_CHANNEL_RATE)
 
     def rate_between(self, peers: int) -> float:
         """Return the bytes per second that leave a node if each of its ranks sends to ``peers`` others."""
         if not self.launch.is_queued or self.inter.bandwidth.source == "measured":  # by sends
             return self.inter.rate
-        return min(self.inter.rate, self.ranks_per_node * peers * self.channels_per_peer * CHANNEL_RATE)
+        return min(self.inter.rate, self.ranks_per_node * peers * CHANNELS_PER_PEER * CHANNEL_RATE)
 
     @property
     def bytes_of_chunk(self) -> int:

@@ -91,7 +91,7 @@ def timed(trace: Sequence[_core.TraceStep], cluster: Cluster, peers: int | None 
             intra, inter = step.sent.intra_node, step.sent.inter_node * cluster.ranks_per_node
             start = (cluster.inter if inter else cluster.intra).start_seconds(step.number)
             start += step.num_ring_steps * cluster.intra.hop.value
-            parts = intra / cluster.intra.rate, (inter / rate_between if inter else 0.0)
+            parts = (intra / cluster.rate_inside if intra else 0.0), (inter / rate_between if inter else 0.0)
             if launch.is_queued:
                 intra_free = inter_free = max(queued, intra_free) + start + max(parts)
             else:
@@ -220,7 +220,7 @@ def _in_chunks(plan: _core.LosslessPlan, sent: _core.LinkBytes, num_hops: int, c
     """Seconds of a lossless gather: groups of a chunk start one after the other, links and codec overlap."""
     intra_bytes, inter_bytes = sent.intra_node, sent.inter_node * cluster.ranks_per_node
     between = inter_bytes / cluster.rate_between(cluster.nodes - 1) if inter_bytes else 0.0
-    wire = max(intra_bytes / cluster.intra.rate, between)
+    wire = max(intra_bytes / cluster.rate_inside if intra_bytes else 0.0, between)
     link = cluster.inter if inter_bytes else cluster.intra
     num_groups = plan.num_chunks + num_hops - 1 if intra_bytes + inter_bytes else 0
     start = cluster.launch.group + link.start_seconds(2 * (cluster.nodes + cluster.ranks_per_node - 2))

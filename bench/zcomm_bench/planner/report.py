@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zcomm._units import rate_text, size_text, time_text
-from zcomm_bench.planner.cluster import CHANNEL_RATE, Cluster, Figure
+from zcomm_bench.planner.cluster import CHANNEL_RATE, CHANNELS_PER_PEER, NVLINK_CHANNEL_RATE, Cluster, Figure
 from zcomm_bench.planner.step import Option, Prediction, predict
 from zcomm_bench.planner.workload import Workload
 
@@ -122,8 +122,11 @@ def gpu_figures(cluster: Cluster) -> list[tuple[str, Figure, str]]:
         )
         figures.append(("the host's time", Figure(launch.group, launch.source), ", ".join(texts)))
     if cluster.nodes > 1 and cluster.rate_between(cluster.nodes - 1) < cluster.inter.rate:
-        text = f"{cluster.channels_per_peer} x {CHANNEL_RATE / 1e9:g} GB/s"
+        text = f"{CHANNELS_PER_PEER} x {CHANNEL_RATE / 1e9:g} GB/s"
         figures.append(("NCCL's channels to a rank of another node", Figure(CHANNEL_RATE), text))
+    if cluster.ranks_per_node > 1 and cluster.rate_inside < cluster.intra.rate:
+        text = f"{cluster.channels_inside} x {NVLINK_CHANNEL_RATE / 1e9:g} GB/s"
+        figures.append(("NCCL's channels inside a node", Figure(NVLINK_CHANNEL_RATE), text))
     return figures
 
 

@@ -66,23 +66,63 @@ static_assert(kInt8 == ncclInt8);
 
 static_assert(sizeof(NcclUniqueId) == sizeof(ncclUniqueId));
 
-// zcomm's Config is a prefix of NCCL's.
-static_assert(sizeof(Config) <= sizeof(ncclConfig_t));
-static_assert(offsetof(Config, size) == offsetof(ncclConfig_t, size));
-static_assert(offsetof(Config, magic) == offsetof(ncclConfig_t, magic));
-static_assert(offsetof(Config, version) == offsetof(ncclConfig_t, version));
-static_assert(offsetof(Config, blocking) == offsetof(ncclConfig_t, blocking));
-static_assert(offsetof(Config, cga_cluster_size) == offsetof(ncclConfig_t, cgaClusterSize));
-static_assert(offsetof(Config, min_ctas) == offsetof(ncclConfig_t, minCTAs));
-static_assert(offsetof(Config, max_ctas) == offsetof(ncclConfig_t, maxCTAs));
-static_assert(offsetof(Config, net_name) == offsetof(ncclConfig_t, netName));
-static_assert(offsetof(Config, split_share) == offsetof(ncclConfig_t, splitShare));
 static_assert(kUndefined == NCCL_CONFIG_UNDEF_INT);
 
+// NCCL's configuration is a prefix of zcomm's, with the size that config_of() has for this release.
 constexpr ncclConfig_t kInitializer = NCCL_CONFIG_INITIALIZER;
-static_assert(Config{}.magic == kInitializer.magic);
-static_assert(Config{}.version <= kInitializer.version && Config{}.version >= NCCL_VERSION(2, 18, 0));
-static_assert(Config{}.net_name == kInitializer.netName);
+constexpr Config kConfig = config_of(NCCL_VERSION_CODE);
+constexpr bool kIsNewer = NCCL_VERSION_CODE > kNewestConfig;  // than what zcomm declares
+static_assert(kConfig.size <= sizeof(ncclConfig_t) && kConfig.version <= kInitializer.version);
+static_assert(kIsNewer || (kConfig.size == sizeof(ncclConfig_t) && kConfig.version == kInitializer.version));
+static_assert(offsetof(Config, size) == offsetof(ncclConfig_t, size));
+static_assert(offsetof(Config, version) == offsetof(ncclConfig_t, version));
+
+#define ZCOMM_SAME(ours, theirs)                                                              \
+  static_assert(offsetof(Config, ours) == offsetof(ncclConfig_t, theirs) &&                   \
+                    std::is_same_v<decltype(Config::ours), decltype(ncclConfig_t::theirs)> && \
+                    kConfig.ours == kInitializer.theirs,                                      \
+                #ours)
+ZCOMM_SAME(magic, magic);
+ZCOMM_SAME(blocking, blocking);
+ZCOMM_SAME(cga_cluster_size, cgaClusterSize);
+ZCOMM_SAME(min_ctas, minCTAs);
+ZCOMM_SAME(max_ctas, maxCTAs);
+ZCOMM_SAME(net_name, netName);
+ZCOMM_SAME(split_share, splitShare);
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 26, 0)
+ZCOMM_SAME(traffic_class, trafficClass);
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+ZCOMM_SAME(comm_name, commName);
+ZCOMM_SAME(collnet_enable, collnetEnable);
+ZCOMM_SAME(cta_policy, CTAPolicy);
+ZCOMM_SAME(shrink_share, shrinkShare);
+ZCOMM_SAME(nvls_ctas, nvlsCTAs);
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+ZCOMM_SAME(n_channels_per_net_peer, nChannelsPerNetPeer);
+ZCOMM_SAME(nvlink_centric_sched, nvlinkCentricSched);
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 29, 0)
+ZCOMM_SAME(graph_usage_mode, graphUsageMode);
+ZCOMM_SAME(num_rma_ctx, numRmaCtx);
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 30, 0)
+ZCOMM_SAME(max_p2p_peers, maxP2pPeers);
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 30, 5)
+ZCOMM_SAME(graph_stream_ordering, graphStreamOrdering);
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 31, 0)
+ZCOMM_SAME(launch_order_implicit, launchOrderImplicit);
+ZCOMM_SAME(num_rma_sig, numRmaSig);
+ZCOMM_SAME(rma_eager_init, rmaEagerInit);
+ZCOMM_SAME(host_cft_mode, hostCftMode);
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 32, 0)
+ZCOMM_SAME(nvls_host_mode, nvlsHostMode);
+#endif
+#undef ZCOMM_SAME
 
 }  // namespace
 }  // namespace zcomm::nccl

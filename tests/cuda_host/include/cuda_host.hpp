@@ -12,6 +12,9 @@ namespace cuda_host {
 // Eight unless set.
 void set_device_count(int count);
 
+// Major compute capability of all devices. 9 unless set.
+void set_compute_major(int major);
+
 // Every operation of every stream waits a random time up to `longest` first; zero, the initial value, for none. Shakes
 // out missing waits. Also set by CUDA_HOST_DELAY_US at the first use of a stream.
 void set_delays(std::uint32_t seed, std::chrono::microseconds longest);

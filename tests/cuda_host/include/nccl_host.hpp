@@ -46,4 +46,16 @@ void nccl_host_set_kernel_slots(int slots);
 // the environment, or 2.28.9.
 void nccl_host_set_version(int version);
 
+// The configuration that the last communicator of this process was made with, a zcomm::nccl::Config: what the release
+// knows of it, the rest as undefined. Null before the first one.
+const void* nccl_host_last_config();
+
+// Channels by which each pair of ranks exchanges messages, in a node and between nodes, by NCCL's rule: on nodes of
+// H100 with a network card of 400 Gbit/s for each, in the release that is played, with that configuration and the
+// environment.
+int nccl_host_channels_per_pair(int num_nodes, int ranks_per_node);
+
+// Channels by which a rank sends to all others of its node.
+int nccl_host_channels_in_node(int num_nodes, int ranks_per_node);
+
 }  // extern "C"

@@ -70,6 +70,7 @@ ncclComm& make_communicator(const std::string& name, int rank, int size, bool is
   communicator->size = size;
   communicator->device = cuda_host::current_device();
   communicator->is_blocking = is_blocking;
+  communicator->num_channels = nccl_host_channels_per_pair(1, size);  // all are on this host
   ++num_live;
   const std::lock_guard lock(registry().mutex);
   registry().communicators.push_back(communicator);

@@ -57,7 +57,7 @@ struct ncclComm {
   int size = 0;
   int device = 0;
   bool is_blocking = true;
-  int num_channels = 32;                  // between it and each peer
+  int num_channels = 0;                   // between it and each peer
   nccl_host::Segment* segment = nullptr;  // null until all ranks are there
   std::atomic<nccl_host::Result> async_error{nccl_host::Result::success};
   std::atomic<bool> is_aborted{false};
@@ -85,6 +85,12 @@ struct ncclComm {
 };
 
 namespace nccl_host {
+
+// The release that is played.
+int version();
+
+// Keeps what the release reads of the configuration that a communicator is made with. False if NCCL refuses it.
+bool accept(const zcomm::nccl::Config& config);
 
 // Counted as alive until it is closed.
 ncclComm& make_communicator(const std::string& name, int rank, int size, bool is_blocking);

@@ -23,7 +23,6 @@ ZCOMM_NCCL_FUNCTIONS(ZCOMM_DECLARE)
 namespace nccl_host {
 namespace {
 
-constexpr int kVersion = 22809;
 constexpr int kHasSafeGroups = 22602;  // one thread may have groups on several communicators
 constexpr int kSendRecv = 0;
 constexpr int kAllGather = 1;
@@ -42,12 +41,6 @@ thread_local std::vector<Pending> group;
 thread_local Result group_error = Result::success;
 thread_local std::vector<ncclComm*> aborted;     // since ncclGroupStart
 thread_local ncclComm* last_launched = nullptr;  // by this thread
-
-int version() {
-  if (const int set = settings().version) return set;
-  const char* text = std::getenv("NCCL_HOST_VERSION");
-  return text == nullptr ? kVersion : std::atoi(text);
-}
 
 // A call on a communicator, which no other thread may be inside.
 class Inside {
@@ -256,7 +249,7 @@ Result ncclCommInitRankConfig(Comm* made, int size, NcclUniqueId id, int rank, C
   // NCCL reads plugins and finds networks on the caller's thread, for as long as that takes.
   if (const char* text = std::getenv("NCCL_HOST_INIT_SECONDS"))
     std::this_thread::sleep_for(std::chrono::seconds(std::atoi(text)));
-  if (rank < 0 || rank >= size || size > kMaxRanks || config->magic != Config{}.magic) return Result::invalid_argument;
+  if (!accept(*config) || rank < 0 || rank >= size || size > kMaxRanks) return Result::invalid_argument;
   ncclComm& communicator =
       make_communicator(reinterpret_cast<const char*>(id.data()), rank, size, is_blocking(*config));
   *made = &communicator;

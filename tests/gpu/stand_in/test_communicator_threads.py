@@ -238,7 +238,9 @@ class _Config(ctypes.Structure):
 def framework_communicator(rank: int, size: int, unique_id: bytes, blocking: bool) -> int:
     """An ncclComm_t as a framework makes it."""
     nccl = ctypes.CDLL(_nccl.load()[0])
-    config = _Config(ctypes.sizeof(_Config), 0xCAFEBEEF, 21801, int(blocking), 0, 0, 0, None, 0)
+    undefined = -(1 << 31)  # NCCL refuses 0
+    fields = int(blocking), undefined, undefined, undefined, None, undefined
+    config = _Config(ctypes.sizeof(_Config), 0xCAFEBEEF, 21801, *fields)
     made = ctypes.c_void_p()
     made_by = nccl.ncclCommInitRankConfig
     made_by.argtypes = [ctypes.c_void_p, ctypes.c_int, _UniqueId, ctypes.c_int, ctypes.c_void_p]

@@ -7,6 +7,7 @@ import ctypes
 import pytest
 import torch
 from support import worlds
+from support.calls import logged
 from support.stand_in import NCCL, Gather, dist, host, run, values
 
 import zcomm
@@ -162,3 +163,15 @@ def test_a_torch_without_nccl_says_so() -> None:
             dist.all_reduce(host.as_cuda(torch.arange(8)))
 
     run(body, 2)
+
+
+def test_variables_that_only_exact_calls_obey_are_told_of_once() -> None:
+    def body() -> list[str]:
+        lines = logged()
+        Gather(1000)()
+        group = dist.new_group()
+        Gather(1000)(group=group)
+        return lines
+
+    expected = "exact calls alone obey TORCH_NCCL_NAN_CHECK: see the variables in docs/options.md"
+    assert run(body, 2, env={"TORCH_NCCL_NAN_CHECK": "1"}) == [[expected], []]

@@ -251,6 +251,12 @@ def test_a_variable_that_nothing_reads_is_warned_of_once(monkeypatch: pytest.Mon
     assert not [text for text in texts if "RECORDER" in text]
 
 
+def test_variables_of_nccl_that_only_exact_calls_obey_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("NAN_CHECK", "1"), ("DUMP_ON_TIMEOUT", "Yes"), ("DESYNC_DEBUG", "0"), ("BLOCKING_WAIT", "1")):
+        monkeypatch.setenv(f"TORCH_NCCL_{name}", value)
+    assert environment.unread_of_nccl() == ["TORCH_NCCL_NAN_CHECK", "TORCH_NCCL_DUMP_ON_TIMEOUT"]
+
+
 @pytest.mark.parametrize("name", ["all_to_all", "gather", "scatter", "broadcast", "send_recv"])
 def test_exchanges_have_one_option(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fields: dict[str, Any] = {name: "int8:128"}

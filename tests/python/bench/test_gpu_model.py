@@ -46,8 +46,8 @@ def test_the_slower_link_decides_long_calls() -> None:
     assert cost.inter_bytes / slow.inter.rate < cost.seconds < 1.05 * cost.inter_bytes / slow.inter.rate
 
 
-def test_sends_to_one_other_node_have_two_channels() -> None:
-    """Of 14 GB/s each, so 28 of the 45 GB/s that a link of 400 Gbit/s has for large messages. Several peers share no
+def test_sends_to_one_other_node_have_four_channels() -> None:
+    """Of 14 GB/s each, so 56 of the 90 GB/s that a link of 800 Gbit/s has for large messages. Several peers share no
     channel, and NCCL's own rings, which are exact calls, have others."""
 
     def rate(machine: Cluster) -> float:
@@ -55,24 +55,37 @@ def test_sends_to_one_other_node_have_two_channels() -> None:
         between = cost.inter_bytes / machine.ranks_per_node
         return between / cost.wire / 1e9
 
-    def fast_inside(nodes: int, gbit: int = 400) -> Cluster:
-        return gpu_model.cluster(nodes, 8, "1000000GB/s", gbit)
+    def fast_inside(nodes: int, gbit: int = 800) -> Cluster:
+        machine = gpu_model.cluster(nodes, 8, "1GB/s", gbit)
+        return replace(machine, intra=replace(machine.intra, bandwidth=Figure(1e15, "measured")))
 
-    assert rate(fast_inside(2)) == pytest.approx(28, rel=1e-3)
-    assert rate(fast_inside(2, gbit=100)) == pytest.approx(11.25, rel=1e-3)
+    assert rate(fast_inside(2)) == pytest.approx(56, rel=1e-3)
+    assert rate(fast_inside(2, gbit=400)) == pytest.approx(45, rel=1e-3)
     for nodes in (3, 16):
-        assert rate(fast_inside(nodes)) == pytest.approx(45, rel=1e-3)
-    measured = replace(fast_inside(2).inter, bandwidth=Figure(8 * 50e9, "measured"))
-    assert rate(replace(fast_inside(2), inter=measured)) == pytest.approx(45, rel=1e-3)
+        assert rate(fast_inside(nodes)) == pytest.approx(90, rel=1e-3)
+    measured = replace(fast_inside(2).inter, bandwidth=Figure(8 * 100e9, "measured"))
+    assert rate(replace(fast_inside(2), inter=measured)) == pytest.approx(90, rel=1e-3)
     exact = collectives.exact(1 << 28, "bfloat16", fast_inside(2))
-    assert exact.inter_bytes / 8 / exact.wire / 1e9 == pytest.approx(45, rel=1e-3)
+    assert exact.inter_bytes / 8 / exact.wire / 1e9 == pytest.approx(90, rel=1e-3)
     exchange = collectives.all_to_all(1 << 28, "bfloat16", "int8:128", fast_inside(2))
-    assert exchange.inter_bytes / 8 / exchange.wire / 1e9 == pytest.approx(45, rel=1e-3)
+    assert exchange.inter_bytes / 8 / exchange.wire / 1e9 == pytest.approx(90, rel=1e-3)
+    assert gpu_model.cluster(2, 72, "nvlink5", 800).rate_between(1) == 72 * 4 * 14e9
 
 
-def test_beyond_32_ranks_a_peer_has_one_channel() -> None:
-    assert [gpu_model.cluster(nodes, 8, "nvlink4", 400).channels_per_peer for nodes in (2, 4, 5)] == [2, 2, 1]
-    assert gpu_model.cluster(2, 72, "nvlink5", 400).rate_between(1) == 72 * 14e9
+def test_sends_inside_a_node_have_the_channels_of_those_to_other_nodes() -> None:
+    """Computed by hand: 22 GB/s each. With other nodes, 4 for eight ranks; else 16 in all, 32 from NVLink 5 on."""
+
+    def rate(nodes: int, ranks: int, intra: str = "nvlink4") -> float:
+        return gpu_model.cluster(nodes, ranks, intra, 400).rate_inside / 1e9
+
+    assert [rate(1, 8), rate(2, 8), rate(8, 8), rate(2, 4)] == [352, 88, 88, 88]
+    assert [rate(1, 72, "nvlink5"), rate(2, 72, "nvlink5"), rate(2, 16, "nvlink5")] == [704, 704, 176]
+    assert rate(2, 2, "pcie4") == pytest.approx(0.8 * 32)
+    machine = gpu_model.cluster(2, 2, "nvlink4", 400)
+    cost = collectives.gather(1 << 28, "bfloat16", gpu_model.GATHER, machine)
+    assert cost.intra_bytes / cost.wire / 1e9 <= 88
+    measured = replace(machine.intra, bandwidth=Figure(300e9, "measured"))
+    assert replace(machine, intra=measured).rate_inside == measured.rate
 
 
 @pytest.mark.parametrize(("wait", "most"), [(0.0, 1.2), (gpu_model.PRODUCT_WAIT, 1.05)], ids=["alone", "beside"])
@@ -101,21 +114,20 @@ def test_an_all_reduce_is_never_slower_than_its_two_parts(machine: Cluster, mebi
 
 
 @pytest.mark.parametrize(
-    ("machine", "least"),
+    ("machine", "least", "most"),
     [
-        ("8, NVLink", 128),
-        ("2x8, NVLink, 400 Gbit/s", 64),
-        ("2x8, NVLink, 100 Gbit/s", 16),
-        ("16x8, NVLink, 400 Gbit/s", 1),
-        ("16x8, NVLink, 100 Gbit/s", 1),
-        ("8, PCIe 4", 4),
-        ("2x8, PCIe 4, 100 Gbit/s", 4),
+        ("8, NVLink", 128, 1024),
+        ("2x8, NVLink, 100 Gbit/s", 16, 1024),
+        ("16x8, NVLink, 400 Gbit/s", 1, 256),
+        ("16x8, NVLink, 100 Gbit/s", 1, 1024),
+        ("8, PCIe 4", 4, 1024),
+        ("2x8, PCIe 4, 100 Gbit/s", 4, 1024),
     ],
 )
-def test_from_the_advised_sizes_on_no_call_is_slower_than_exact(machine: str, least: int) -> None:
-    """docs/performance.md advises `min_bytes` of these sizes."""
+def test_of_the_advised_sizes_no_call_is_slower_than_exact(machine: str, least: int, most: int) -> None:
+    """docs/performance.md advises `min_bytes` of the least."""
     hardware = gpu_model.MACHINES[machine]
-    for mebibytes in (size for size in gpu_model.MEBIBYTES if size >= least):
+    for mebibytes in (size for size in gpu_model.MEBIBYTES if least <= size <= most):
         for collective in CALLS:
             assert seconds(collective, hardware, mebibytes) <= 1.05 * exact_seconds(hardware, mebibytes)
 
@@ -124,16 +136,23 @@ def test_large_calls_gain_between_two_nodes_over_100_gbit() -> None:
     machine = gpu_model.MACHINES["2x8, NVLink, 100 Gbit/s"]
     for mebibytes in (256, 1024):
         assert exact_seconds(machine, mebibytes) >= 1.7 * seconds("all_gather", machine, mebibytes)
-        assert exact_seconds(machine, mebibytes) >= 3 * seconds("reduce_scatter", machine, mebibytes)
+        assert exact_seconds(machine, mebibytes) >= 1.6 * seconds("reduce_scatter", machine, mebibytes)
 
 
-def test_a_layer_of_a_large_model_gains_over_64_nodes() -> None:
+def test_no_call_gains_between_two_nodes_over_400_gbit() -> None:
+    """As four channels over NVLink are slower than an exact ring: docs/performance.md says so."""
+    for mebibytes in gpu_model.MEBIBYTES:
+        for collective in CALLS:
+            assert seconds(collective, NVLINK_400, mebibytes) > exact_seconds(NVLINK_400, mebibytes)
+
+
+def test_a_layer_of_a_large_model_over_64_nodes() -> None:
     machine = gpu_model.SCALE["64x8"]
     size = from_config(gpu_model.LLAMA_70B, sequence=4096)[0][0].num_elements
     gather = collectives.gather(size, "bfloat16", gpu_model.GATHER, machine).seconds
     reduce = collectives.reduce(size, "float32", gpu_model.REDUCE, machine).seconds
-    assert collectives.exact(size, "bfloat16", machine).seconds >= 2.6 * gather
-    assert collectives.exact(size, "float32", machine).seconds >= 4 * reduce
+    assert collectives.exact(size, "bfloat16", machine).seconds >= gather
+    assert collectives.exact(size, "float32", machine).seconds >= 1.4 * reduce
 
 
 @pytest.mark.parametrize("name", gpu_model.SCALE)
@@ -198,13 +217,15 @@ def test_nothing_is_promised_where_calls_are_hidden(overlap: Figure) -> None:
         assert plan.speedup(prediction) == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize("name", ["2x8", "8x8"])
-def test_beside_products_a_layer_of_a_large_model_is_no_slower_than_exact(name: str) -> None:
+@pytest.mark.parametrize("name", ["1x8", "2x8", "8x8"])
+def test_beside_products_a_layer_of_a_large_model_is_no_slower_where_channels_do_not_limit_nvlink(name: str) -> None:
     machine = replace(gpu_model.SCALE[name], product_wait=gpu_model.PRODUCT_WAIT)
+    nvlink = replace(machine.intra, bandwidth=Figure(machine.intra.bandwidth.value, "measured"))
+    machine = replace(machine, intra=nvlink)
     size = from_config(gpu_model.LLAMA_70B, sequence=4096)[0][0].num_elements
     gather = collectives.late_gather(size, "bfloat16", gpu_model.GATHER, machine).seconds
     reduce = collectives.reduce(size, "float32", gpu_model.REDUCE, machine).seconds
-    assert gather <= collectives.exact(size, "bfloat16", machine).seconds
+    assert gather <= 1.05 * collectives.exact(size, "bfloat16", machine).seconds
     assert reduce <= collectives.exact(size, "float32", machine).seconds
 
 
@@ -219,9 +240,9 @@ def test_compressing_costs_a_step_that_hides_its_calls() -> None:
 
 
 def test_what_the_codec_takes_is_what_fused_calls_spare() -> None:
-    """Beside 2K tokens or more, steps that hide all their calls lose 5 % at most."""
+    """Beside 2K tokens or more, steps that hide all their calls lose 10 % at most; 4 % beside 4K or more."""
     rows = [line.split("|") for line in gpu_model.steps()][2:]
-    assert all(float(row[-2]) >= 0.95 for row in rows if int(row[2]) >= 2048), rows
+    assert all(float(row[-2]) >= (0.9 if int(row[2]) < 4096 else 0.96) for row in rows if int(row[2]) >= 2048), rows
 
 
 def test_a_pulled_call_without_bytes_takes_two_kernels_and_a_flag() -> None:
@@ -234,7 +255,7 @@ def test_a_pulled_call_without_bytes_takes_two_kernels_and_a_flag() -> None:
 
 
 @pytest.mark.parametrize("name", ["1x8", "2x8", "8x8"])
-def test_pull_kernels_gain_on_small_calls_and_not_on_large_ones(name: str) -> None:
+def test_pull_kernels_gain_on_small_calls_and_in_one_node_not_on_large_ones(name: str) -> None:
     machine = gpu_model.SCALE[name]
 
     def gain(mebibytes: int) -> float:
@@ -245,4 +266,5 @@ def test_pull_kernels_gain_on_small_calls_and_not_on_large_ones(name: str) -> No
         )
         return over_nccl / pulled
 
-    assert gain(4) > 1.5 and gain(64) > 1.25 and gain(1024) < 1
+    # Not limited by NCCL's channels, of which a node among several has four.
+    assert gain(4) > 1.5 and gain(64) > 1.25 and (gain(1024) < 0.75 if name == "1x8" else gain(1024) > 1.5)

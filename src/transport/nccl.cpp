@@ -100,6 +100,7 @@ NcclTransport::~NcclTransport() {
     deferred_checks_.clear();
     known_checks_.clear();
     communicator_.reset();
+    lanes_.reset();
   } catch (const Error&) {
     // The device is lost.
   }

@@ -38,6 +38,7 @@ _NOTABLE = 0.2  # share of bytes that a setting would compress, from which on it
 _LEAST_TO_CONNECT = datetime.timedelta(seconds=5)
 _FAILED = "failed: "
 _ORDER = " (ranks that share several groups make them in the same order?)"
+_ONE_NODE = "it has one node: over NVLink exact calls are mostly as fast. Set compress='auto' or min_bytes, or use nccl"
 _SAME = "(zcomm.exact(), override(), in-place use: the same on all ranks?)"
 
 
@@ -305,6 +306,8 @@ class _Group:
         keys, id_or_failure = self._meet("nccl", purpose, text=text, digest=_id_or_failure)
         if _FAILED in id_or_failure:
             raise RuntimeError(id_or_failure)
+        if len(set(self._nodes)) == 1 and self._options.compress == "always":
+            self._warn_once("one node", _ONE_NODE)
         return bytes.fromhex(id_or_failure), keys
 
     def _look_up(self, table: decisions.Table, num_bytes: int, *kind: Any) -> tuple[float, ...] | None:
@@ -315,15 +318,15 @@ class _Group:
         if found is None:
             named = ", ".join(f"{name} {value}" for name, value in zip(decisions.KIND, kind, strict=True))
             lack = f"expected a row of {file} for {num_bytes} bytes of {named}, got none: it rehearses such calls"
-            self._warn_once("lack", lack)
+            self._warn_once("lack", f"decisions: {lack}")
         elif differences := table.differences(kind[1]):
-            self._warn_once("machine", f"{file} was measured with {differences}: its times may not hold")
+            self._warn_once("machine", f"decisions: {file} was measured with {differences}: its times may not hold")
         return found
 
-    def _warn_once(self, what: str, of_decisions: str) -> None:
+    def _warn_once(self, what: str, text: str) -> None:
         if self._rank == 0 and what not in self._told:
             self._told.add(what)
-            _log.warning("group '%s': decisions: %s", self._options.group_name, of_decisions)
+            _log.warning("group '%s': %s", self._options.group_name, text)
 
     def _split(self, child_store: Any, ranks: list[int], child_options: Any) -> Any:
         """Make a group of some of the ranks; None on the others, as torch's own groups do."""

@@ -174,4 +174,15 @@ def test_variables_that_only_exact_calls_obey_are_told_of_once() -> None:
         return lines
 
     expected = "exact calls alone obey TORCH_NCCL_NAN_CHECK: see the variables in docs/options.md"
-    assert run(body, 2, env={"TORCH_NCCL_NAN_CHECK": "1"}) == [[expected], []]
+    assert run(body, 2, nodes=[0, 1], env={"TORCH_NCCL_NAN_CHECK": "1"}) == [[expected], []]
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]])
+def test_a_group_of_one_node_is_told_that_exact_calls_may_be_faster(nodes: list[int]) -> None:
+    def body() -> list[str]:
+        lines = logged()
+        Gather(1000)()
+        Gather(1000)()
+        return [line for line in lines if "it has one node" in line]
+
+    assert [len(lines) for lines in run(body, 2, nodes=nodes)] == [int(nodes == [0, 0]), 0]

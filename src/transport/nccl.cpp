@@ -24,7 +24,7 @@ NcclTransport::NcclTransport(const NcclOptions& options) : options_(options) {
                  options.rank);
   or_fail([this] {
     check_cuda(cudaGetDevice(&device_), "tell the current device");
-    lanes_.emplace();
+    lanes_ = std::make_unique<CudaLanes>();
     communicator_ = std::make_shared<NcclCommunicator>();
   });
   communicator_->check_not_capturing();

@@ -153,7 +153,7 @@ class NcclTransport final : public Transport {
   void begin_group() override;
   void end_group(StreamView stream) override;
   bool is_stream_ordered() const override { return true; }
-  Lanes* lanes() override { return &*lanes_; }
+  Lanes* lanes() override { return lanes_.get(); }
   void check() override;
   void watch(DeferredCheck finding) override;
   void finish() noexcept override { finish_transfers(std::chrono::steady_clock::time_point::max()); }
@@ -214,7 +214,7 @@ class NcclTransport final : public Transport {
 
   const NcclOptions options_;
   int device_ = 0;
-  std::optional<CudaLanes> lanes_;  // from the start
+  std::unique_ptr<CudaLanes> lanes_;  // from the start
   // Communicator, shared with the thread that aborts it.
   std::shared_ptr<NcclCommunicator> communicator_;
   std::atomic<bool> was_captured_{false};

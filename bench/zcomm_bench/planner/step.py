@@ -121,7 +121,7 @@ def _costs(option: Option, workload: Workload, cluster: Cluster, unit: Unit) -> 
 def combine(
     compute: float, cost: Cost, overlap: float, taken_share: float = 1.0, hidden_seconds: float | None = None
 ) -> float:
-    """Seconds of a step: what hides behind what. ``hidden_seconds``: of the calls beside computing; default: as alone."""
+    """Seconds of a step: what hides behind what. ``hidden_seconds``: of calls beside computing; default: as alone."""
     hidden = max(compute + taken_share * cost.codec, cost.seconds if hidden_seconds is None else hidden_seconds)
     return overlap * hidden + (1 - overlap) * (compute + cost.seconds)
 

@@ -76,8 +76,8 @@ struct Calls {
 Calls calls();
 
 // The length of the longest chain of dependent work behind which the stream's next work comes: kernels, and NCCL's
-// groups. Beside matrix products that leave no multiprocessor free, each link of it waits until one of them ends. Copies
-// and fills wait for none.
+// groups. Beside matrix products that leave no multiprocessor free, each link of it waits until one of them ends.
+// Copies and fills wait for none.
 std::int64_t num_products(cudaStream_t stream);
 
 // Adds a link to the chain: called for work that is no kernel of the runtime's, but takes multiprocessors.

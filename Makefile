@@ -130,7 +130,7 @@ $(TORCH_VENV)/.ready:
 # The packages of the extra "trainers", without building zcomm again.
 $(VENV)/.trainers: $(VENV)/.installed
 	$(PY) -m pip install -q $$($(PY) -c 'from importlib.metadata import requires; \
-	  print(*(line.split(";")[0] for line in requires("zcomm") if "extra == \"trainers\"" in line))')
+	  print(*(line.split(";")[0] for line in requires("zcomm-collectives") if "extra == \"trainers\"" in line))')
 	touch $@
 
 install: $(VENV)/.installed  ## set up .venv with torch, the tools and zcomm, editable

@@ -3,7 +3,7 @@
 A small Llama, whose own weights are frozen, with the adapters of PEFT. Over gloo, over zcomm, and over zcomm with
 secondary shards; each with the adapters in the FSDP units of their blocks, and in units of their own.
 
-Needs peft and transformers: pip install 'zcomm[trainers]'.
+Needs peft and transformers: pip install peft transformers.
 """
 
 from __future__ import annotations

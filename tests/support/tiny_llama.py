@@ -34,7 +34,7 @@ def require(*packages: str) -> None:
         if os.environ.get("TESTS_REQUIRE_TRAINERS") == "1":
             importlib.import_module(package)
         else:
-            pytest.importorskip(package, reason=f"{package} is not installed: pip install 'zcomm[trainers]'")
+            pytest.importorskip(package, reason=f"{package} is not installed: make test-slow installs it")
 
 
 def make_model() -> nn.Module:

@@ -345,4 +345,4 @@ class _Group:
     def _end(self) -> None:
         ended = groups.living.pop(self, None)
         if ended is not None and environment.log_level() == "info":
-            _log.info("group '%s', rank %d: %s", self._options.group_name, self._rank, stats_of(ended))
+            _log.info("group '%s', rank %d: %s", self._options.group_name, self._rank, stats_of(ended).summary())

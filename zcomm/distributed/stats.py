@@ -232,7 +232,7 @@ class Stats:
             from prometheus_client.registry import Collector
         except ImportError as error:
             raise ImportError(
-                "zcomm.stats().write_prometheus() needs prometheus_client: pip install 'zcomm[metrics]'"
+                "zcomm.stats().write_prometheus() needs prometheus_client: pip install prometheus_client"
             ) from error
         counters, group_and_rank = self._counters(), [self.group, str(dist.get_rank())]
 
@@ -277,9 +277,19 @@ class Stats:
         lines += [f"auto: {line}" for line in self.explain_auto()]
         if self.others.calls:
             lines.append(f"{self.others.calls} other calls, which are never compressed")
-        if self.node_memory not in ("", "shared"):
+        if self.node_memory not in ("", "shared", "one rank in this node"):
             lines.append(f"ranks of this node share no memory: {self.node_memory}")
         return "\n".join(lines if len(lines) > 1 else [*lines, "no calls"])
+
+    def summary(self) -> str:
+        """Return the same in a line, as it is logged."""
+        rows = [(*row[:3], row[-2]) for row in self._sent_rows()]
+        parts = [
+            f"{name} {calls} calls, {size}" + f", {fewer} fewer bytes" * bool(fewer)
+            for name, calls, size, fewer in rows
+        ]
+        parts += [f"{name} exact: {calls} {reason} ({size})" for name, reason, calls, size, _ in self._exact_rows()]
+        return "; ".join([*parts, *(f"auto: {line}" for line in self.explain_auto())]) or "no calls"
 
     def _sent_rows(self) -> Iterator[tuple[str, ...]]:
         for name in _c10d.COLLECTIVES:

@@ -19,7 +19,7 @@ from support.worlds import options, run
 ROOT = Path(__file__).parents[3]
 NUM = 1 << 14  # elements of a shard: one task of the codec, which so stays on this thread
 MAY_BE_INLINED = {"HostRunner::run_one", "Job::run", "encode_range"}  # by the compiler, in their callers
-DECIDE_NOTHING = {"timed"}  # run what their callers give them, if they are not inlined there
+DECIDE_NOTHING = {"timed", "run_beside"}  # on a host: run what callers give them, if they are not inlined there
 MOST_FRAMES, MOST_FILES = 11, 9
 
 

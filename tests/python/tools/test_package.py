@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.resources
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,18 @@ def test_public_names_are_there_and_listed() -> None:
     assert all(getattr(zcomm, name) is not None for name in dir(zcomm))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         zcomm.nonsense  # noqa: B018
+
+
+def test_no_text_installs_the_other_project_of_this_name() -> None:
+    """That is PyPI's zcomm. This one is zcomm-collectives."""
+    root = Path(__file__).parents[3]
+    texts = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("zcomm/**/*.py"), *root.glob("examples/*.py")]
+    assert len(texts) > 80
+    warning = "**`pip install zcomm` installs another project**"
+    assert warning in (root / "docs" / "install.md").read_text()
+    for file in texts:
+        found = re.findall(r"pip install (?:-\S+ )*['\"]?zcomm(?![-\w]).*", file.read_text().replace(warning, ""))
+        assert not found, (file, found)
 
 
 @pytest.mark.parametrize("name", ["codec.wire_bytes", "testing.LocalWorld", "errors.TransportError"])

@@ -2,8 +2,8 @@
 
     python examples/cupy_allgather.py [--ranks N] [--elements N] [--formats exact,bf16,int8:256,int4:128]
 
-Needs CuPy for the CUDA toolkit of the driver (``pip install cupy-cuda13x``), NCCL (``pip install nvidia-nccl-cu13``) and
-a zcomm that was built where nvcc is. Each rank is a process with one GPU; the group's id travels over pipes.
+Needs CuPy for the CUDA toolkit of the driver (``pip install cupy-cuda13x``), NCCL (``pip install nvidia-nccl-cu13``)
+and a zcomm that was built where nvcc is. Each rank is a process with one GPU; pipes carry the group's id.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ class MemoryBudget:
             return self._max_bytes
         if not torch.cuda.is_available():
             return None
-        return torch.cuda.get_device_properties(device).total_memory // _UNIT * _UNIT * DEFAULT_PERCENT // 100
+        total = int(torch.cuda.get_device_properties(device).total_memory)
+        return total // _UNIT * _UNIT * DEFAULT_PERCENT // 100
 
     def reserve(self, name: str, num_bytes: int, device: torch.device) -> bool:
         """Take that many bytes, and return True, if there are as many."""

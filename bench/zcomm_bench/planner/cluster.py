@@ -142,6 +142,16 @@ class Cluster:
         return self.nodes * self.ranks_per_node
 
     @property
+    def one_node(self) -> Cluster:
+        return replace(self, nodes=1)
+
+    @property
+    def of_one_rank(self) -> Cluster:
+        """One rank of each node, with its share of the node's link while all use it."""
+        share = replace(self.inter.bandwidth, value=self.inter.bandwidth.value / self.ranks_per_node)
+        return replace(self, ranks_per_node=1, inter=replace(self.inter, bandwidth=share))
+
+    @property
     def channels_inside(self) -> int:
         """Channels of NCCL that carry a rank's messages to the others of its node."""
         channels = FAST_CHANNELS if self.intra.bandwidth.value > INTRA["nvlink4"] else CHANNELS

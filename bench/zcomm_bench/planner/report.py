@@ -28,7 +28,9 @@ class Plan:
 
     @property
     def exact(self) -> Prediction:
-        return self.predictions[0]
+        """The fastest exact layout that fits: what a user would have without compression."""
+        fitting = [each for each in self.predictions if each.fits and each.option.is_exact]
+        return min(fitting, key=lambda each: each.step_seconds, default=self.predictions[0])
 
     def speedup(self, prediction: Prediction) -> float:
         return self.exact.step_seconds / prediction.step_seconds
@@ -63,8 +65,11 @@ class Plan:
                 f"{size_text(self.cluster.compute.memory.value)} are there."
             )
         if self.best is self.exact:
-            return f"Stay exact: no option that fits gains more than the planner's error of {PLANNER_ERROR:.0%}."
-        gain = f"{self.speedup(self.best):.1f} times as fast as exact, predicted"
+            layout = f' with "{self.exact.option.name}"' if self.exact is not self.predictions[0] else ""
+            return (
+                f"Stay exact{layout}: no option that fits gains more than the planner's error of {PLANNER_ERROR:.0%}."
+            )
+        gain = f'{self.speedup(self.best):.1f} times as fast as "{self.exact.option.name}", predicted'
         if self.best is not self.fastest:
             gain += f'; "{self.fastest.option.name}", which rounds weights, is faster by less than the planner\'s error'
         return f"Use {self.best.option.name} ({gain}):\n{self.best.option.paste}"

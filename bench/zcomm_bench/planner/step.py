@@ -27,13 +27,20 @@ PRODUCTS = 5  # in the forward pass of a layer, those of the same input as one
 
 @dataclass(frozen=True)
 class Option:
-    """A choice that a user can make, and how to write it."""
+    """A choice that a user can make, and how to write it. `layout`: "all" shards over all ranks; "node" does, and keeps
+    weights in the node from the forward to the backward pass; "hsdp" shards in each node, and reduces between nodes."""
 
     name: str
     all_gather: str = "exact"
     reduce_scatter: str = "exact"
     secondary: bool = False
     wire: str = "compressed"  # of secondary shards
+    layout: str = "all"
+    all_reduce: str = "exact"  # between the nodes of "hsdp"
+
+    @property
+    def is_exact(self) -> bool:
+        return {self.all_gather, self.reduce_scatter, self.all_reduce} == {"exact"}
 
     @property
     def is_lossless(self) -> bool:
@@ -43,6 +50,8 @@ class Option:
     @property
     def paste(self) -> str:
         arguments = f'all_gather="{self.all_gather}", reduce_scatter="{self.reduce_scatter}"'
+        if self.layout == "hsdp":
+            arguments += f', all_reduce="{self.all_reduce}"'
         lines = [f'dist.init_process_group("zcomm", pg_options=zcomm.Options({arguments}))']
         if self.secondary:
             weights = ', weights="lossless"' if self.is_lossless else ""
@@ -56,6 +65,14 @@ OPTIONS = (
     Option("weights and gradients", "int8:256", "int8:128/int4:128"),
     Option("with secondary shards", "int8:256", "int8:128/int4:128", secondary=True),
     Option("exact weights by differences", "int8:256", "int8:128/int4:128", secondary=True, wire="lossless"),
+)
+
+
+# Layouts that users of several nodes have without compression, and HSDP with it.
+LAYOUTS = (
+    Option("exact, reshard_after_forward=GPUs of a node", layout="node"),
+    Option("exact, HSDP", layout="hsdp"),
+    Option("HSDP, gradients between nodes", layout="hsdp", all_reduce="int8:128/int4:128"),
 )
 
 
@@ -97,7 +114,13 @@ def costs_of(option: Option, workload: Workload, cluster: Cluster, *, hidden: bo
 def _costs(option: Option, workload: Workload, cluster: Cluster, unit: Unit) -> Iterator[tuple[str, Cost]]:
     gathers, reductions = workload.gathers(unit), workload.reductions * unit.count
     size, dtype = unit.num_elements, workload.gather_dtype
-    if option.all_gather == "exact":
+    if option.layout == "hsdp":
+        yield from _costs_of_hsdp(option, workload, cluster, unit)
+        return
+    if option.layout == "node":
+        yield "all_gather", collectives.exact(size, dtype, cluster) * unit.count
+        yield "all_gather in nodes", collectives.exact(size, dtype, cluster.one_node) * (gathers - unit.count)
+    elif option.all_gather == "exact":
         yield "all_gather", collectives.exact(size, dtype, cluster) * gathers
     elif option.is_lossless:
         first = collectives.gather_lossless(size, dtype, workload.bits_per_weight.value, cluster)
@@ -118,6 +141,20 @@ def _costs(option: Option, workload: Workload, cluster: Cluster, unit: Unit) -> 
     yield "reduce_scatter", one * reductions
 
 
+def _costs_of_hsdp(option: Option, workload: Workload, cluster: Cluster, unit: Unit) -> Iterator[tuple[str, Cost]]:
+    """Every GPU of a node reduces its shard with its like on the other nodes, and they share the node's link."""
+    node, like = cluster.one_node, cluster.of_one_rank
+    size, reductions = unit.num_elements, workload.reductions * unit.count
+    yield "all_gather", collectives.exact(size, workload.gather_dtype, node) * workload.gathers(unit)
+    yield "reduce_scatter", collectives.exact(size, workload.reduce_dtype, node) * reductions
+    shard = -(-size // cluster.ranks_per_node)
+    if option.all_reduce == "exact":
+        one = collectives.exact(shard, workload.reduce_dtype, like) * 2
+    else:
+        one = collectives.all_reduce(shard, workload.reduce_dtype, option.all_reduce, like)
+    yield "all_reduce", replace(one, inter_bytes=one.inter_bytes * cluster.ranks_per_node) * reductions
+
+
 def combine(
     compute: float, cost: Cost, overlap: float, taken_share: float = 1.0, hidden_seconds: float | None = None
 ) -> float:
@@ -132,7 +169,10 @@ def memory_of(option: Option, workload: Workload, cluster: Cluster) -> float:
     parameters = workload.num_parameters
     largest = max(unit.num_elements for unit in workload.units)
     gathered = 2 * largest * (DTYPE_BYTES[workload.gather_dtype] + DTYPE_BYTES[workload.reduce_dtype])
-    total = STATE_BYTES * parameters / cluster.ranks + workload.accumulated_bytes + gathered
+    holders = cluster.ranks_per_node if option.layout == "hsdp" else cluster.ranks
+    total = STATE_BYTES * parameters / holders + workload.accumulated_bytes + gathered
+    if option.layout == "node":
+        total += parameters * DTYPE_BYTES[workload.gather_dtype] / cluster.ranks_per_node
     if option.is_lossless:
         kept = (
             collectives.secondary_bytes(unit.num_elements, workload.gather_dtype, cluster) for unit in workload.units

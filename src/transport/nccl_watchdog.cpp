@@ -172,12 +172,14 @@ void NcclTransport::watch_watchdog() {
     }
     changed_.wait_for(lock, kWatchInterval, [&] { return is_watchdog_over_; });
     const auto kept = asked_ == nullptr ? 0s : std::chrono::floor<std::chrono::seconds>(Clock::now() - asked_at_);
-    const std::string stuck = concat(call_->in(), asked_ == nullptr ? "" : asked_, " has kept the watchdog for ",
-                                     kept.count(), " s: another thread may hold a lock inside CUDA or NCCL");
+    const bool is_stuck = !is_told && options_.on_stuck && options_.heartbeat > 0s && kept >= options_.heartbeat;
+    const std::string stuck = !is_stuck ? std::string()
+                                        : concat(call_->in(), asked_, " has kept the watchdog for ", kept.count(),
+                                                 " s: another thread may hold a lock inside CUDA or NCCL");
     const bool is_over = is_closing_ || failure_;
     lock.unlock();
-    const bool is_stuck = options_.on_stuck && options_.heartbeat > 0s && kept >= options_.heartbeat;
-    if (is_stuck && !std::exchange(is_told, true)) options_.on_stuck(stuck);
+    if (is_stuck) options_.on_stuck(stuck);
+    is_told |= is_stuck;
     if (!is_over) look_beside_watchdog(kept >= kKeptTime);
     lock.lock();
   }

@@ -9,6 +9,15 @@
 namespace zcomm {
 namespace {
 
+// Returns the upper bound of a chunk, in elements. A chunk passes one node after the other, so that four for each node
+// keep all links busy. Larger ones cost scratch, smaller ones launches of NCCL.
+std::int64_t longest_chunk(std::int64_t num_elements, int num_nodes, DType dtype) {
+  const auto elements_of = [dtype](std::size_t mebibytes) {
+    return static_cast<std::int64_t>((mebibytes << 20) / element_size(dtype));
+  };
+  return std::clamp(num_elements / (4 * num_nodes), elements_of(16), elements_of(64));
+}
+
 class BroadcastOperation final : public Operation {
  public:
   BroadcastOperation(World world, int root, std::int64_t num_elements, DType dtype, BlockFormat format)
@@ -32,7 +41,9 @@ class BroadcastOperation final : public Operation {
       std::ranges::copy_if(topology.ranks(node), std::back_inserter(targets_),
                            [this](int r) { return r != world_.rank; });
     }
-    chunk_elements_ = chunk_elements(world_, dtype, granule_of(format));
+    const std::int64_t granule = granule_of(format);
+    const std::int64_t chunk = bounded_chunk(world_.chunk_bytes, longest_chunk(num_elements, num_nodes, dtype), dtype);
+    chunk_elements_ = std::max<std::int64_t>(chunk / granule, 1) * granule;
   }
 
   const World& world() const override { return world_; }

@@ -108,6 +108,19 @@ TEST_CASE("broadcast: stochastic rounding does not depend on the chunk size") {
   CHECK(results[0] == results[1]);
 }
 
+TEST_CASE("broadcast: on GPUs four chunks for each node, of 16 to 64 MiB, whatever the number of ranks") {
+  const auto num_chunks = [](const std::vector<int>& nodes, std::int64_t mebibytes) {
+    const World world{Topology(node_ids(nodes)), 0, kDefaultGpuChunkBytes};
+    return make_broadcast(world, 0, mebibytes << 18, DType::float32, BlockFormat::parse("int8:128"))->num_chunks();
+  };
+  CHECK(num_chunks({1, 1}, 1024) == 16);
+  CHECK(num_chunks({8, 8}, 256) == 8);
+  CHECK(num_chunks({64}, 256) == 4);
+  CHECK(num_chunks(std::vector<int>(8, 8), 1024) == 32);
+  CHECK(num_chunks(std::vector<int>(64, 8), 1024) == 64);
+  CHECK(num_chunks({1, 1}, 8) == 1);
+}
+
 TEST_CASE("broadcast: what cannot be planned or run is refused before a byte moves") {
   auto communicators = make_communicators({0, 0});
   const World& world = communicators[0]->world();

@@ -30,6 +30,13 @@ COLUMNS = ("products", "streams", "chunks", "product_ms", "alone_ms", "beside_ms
 Call = Callable[[], object]
 
 
+def recorded(stream: Any) -> Any:
+    """An event behind what is queued on the stream."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(stream)
+    return event
+
+
 class Chunk:
     """Kernels of one chunk on streams that are given with each call."""
 
@@ -67,30 +74,30 @@ class Chain:
         self.lanes = [torch.cuda.Stream(priority=-1) for _ in range(num_lanes)]
         self.chunks = [Chunk(ELEMENTS // num_chunks) for _ in range(num_chunks)]
 
-    def __call__(self) -> torch.cuda.Event:
-        done = list[torch.cuda.Event]()
+    def __call__(self) -> Any:
+        done = list[Any]()
         last = len(self.chunks) + 3
         for step in range(last + 1):
             kernels = [(step, "encode"), (step - 2, "forward"), (step - 3, "total"), (step - 4, "total")]
             if step >= 2:
                 self.caller.wait_event(done[step - 2])
             self._run([(chunk, name) for chunk, name in kernels if 0 <= chunk < len(self.chunks)])
-            self.groups.wait_stream(self.caller)
+            self.groups.wait_event(recorded(self.caller))
             with torch.cuda.stream(self.groups):
                 if step < last - 1:
                     self.chunks[min(step, len(self.chunks) - 1)].group()
-                done.append(self.groups.record_event())
+            done.append(recorded(self.groups))
         self.caller.wait_event(done[-1])
-        return self.caller.record_event(torch.cuda.Event(enable_timing=True))
+        return recorded(self.caller)
 
     def _run(self, kernels: list[tuple[int, str]]) -> None:
         streams = itertools.cycle(self.lanes or [self.caller])
         for (chunk, name), stream in zip(kernels, streams, strict=False):
-            stream.wait_stream(self.caller)
+            stream.wait_event(recorded(self.caller))
             with torch.cuda.stream(stream):
                 getattr(self.chunks[chunk], name)(stream.cuda_stream)()
         for lane in self.lanes:
-            self.caller.wait_stream(lane)
+            self.caller.wait_event(recorded(lane))
 
 
 def seconds(chain: Chain | None, product: Call, num_products: int) -> tuple[float, float]:

@@ -15,7 +15,7 @@ std::int64_t longest_chunk(std::int64_t num_elements, int num_nodes, DType dtype
   const auto elements_of = [dtype](std::size_t mebibytes) {
     return static_cast<std::int64_t>((mebibytes << 20) / element_size(dtype));
   };
-  return std::clamp(num_elements / (4 * num_nodes), elements_of(16), elements_of(64));
+  return std::clamp(num_elements / (std::int64_t{4} * num_nodes), elements_of(16), elements_of(64));
 }
 
 class BroadcastOperation final : public Operation {

@@ -13,7 +13,8 @@ TEST_SOURCES := $(shell find tests/cpp tests/cuda_host tests/ptx -type f -not -n
 
 .PHONY: FORCE help demo check test test-python test-cuda-host test-sanitize test-asan test-tsan test-aarch64 \
   .need-aarch64 test-ptx test-jobs test-slow test-torch test-torch-suite test-docs bench tables study gpu gpu-rehearsal \
-  gpu-model lint format coverage docs install wheels wheels-aarch64 clean
+  gpu-model lint format coverage docs install wheels wheels-aarch64 \
+  release-check clean
 
 demo: install  ## train GPT over a limited link, with Gloo and with zcomm
 	$(PY) examples/demo.py $(ARGS)
@@ -27,14 +28,15 @@ test: check test-python test-cuda-host  ## run what to run before you send a cha
 BEGIN = @touch $@.begun
 END = @touch -r $@.begun $@ && rm $@.begun
 
-CODEC_FORMATS := int8:128,int4:128,int4:128:hadamard,int4:128:stochastic
+OTHER_FORMATS := int4:128,int4:128:stochastic,eden2:128
 
 ISAS ?= avx512,avx2
 TRAINING_STEP := bench/training_step.py --out bench/results
 
 # All that docs/performance.md has of a CPU, and its tables: an hour or so, with nothing else running, of committed code.
 bench: install  ## measure what docs/performance.md has of CPUs: an hour
-	$(PY) bench/codec.py --threads 1,2 --dtype all --isa $(ISAS) --format $(CODEC_FORMATS) --out bench/results
+	$(PY) bench/codec.py --threads 1,2 --dtype all --isa $(ISAS) --out bench/results
+	$(PY) bench/codec.py --dtype all --isa $(ISAS) --format $(OTHER_FORMATS) --kept-as other_formats --out bench/results
 	$(PY) bench/collectives.py
 	$(PY) $(TRAINING_STEP) --turns 60
 	$(PY) $(TRAINING_STEP) --turns 60 --rate 100mbit
@@ -43,7 +45,7 @@ bench: install  ## measure what docs/performance.md has of CPUs: an hour
 	$(PY) bench/sampling_cost.py --out bench/results
 	$(PY) -m bench.tables
 
-# The tables of docs/performance.md and docs/numerics.md, from bench/results.
+# The tables of docs/performance.md, docs/prove.md and docs/numerics.md, from bench/results.
 tables: .venv-docs/.ready
 	.venv-docs/bin/python -m bench.tables
 
@@ -52,8 +54,8 @@ study: install  ## measure what compression costs in loss: hours
 	$(PY) -m bench.convergence.run --docs docs/numerics.md $(ARGS)
 
 # On a machine with a GPU: builds for it with nvcc and the torch that is there, tests, measures. Needs no network and
-# half an hour; ARGS="--part 1" runs a third, ARGS="--only codec" a stage. Not in .venv: it brings what it needs from
-# $(PYTHON).
+# half an hour; ARGS="--part 1" runs a third, ARGS="--only codec" a stage. Parts 4 and 5 are for several GPUs. Not in
+# .venv: it brings what it needs from $(PYTHON).
 gpu:  ## build, test and measure on a machine with a GPU: half an hour
 	$(PYTHON) tools/run_gpu.py $(ARGS)
 
@@ -85,11 +87,14 @@ build/nccl/%/include/nccl.h: $(VENV)/.tools
 	rm -rf build/nccl/$* && mkdir -p build/nccl/$*
 	$(PY) -m pip download -q --no-deps --only-binary :all: -d build/nccl/$* nvidia-nccl-cu12==$*
 	$(PY) -m zipfile -e build/nccl/$*/*.whl build/nccl/$*/wheel
+	nm -D --defined-only build/nccl/$*/wheel/nvidia/nccl/lib/libnccl.so.2 >build/nccl/$*/symbols
 	mv build/nccl/$*/wheel/nvidia/nccl/include build/nccl/$*/ && rm -rf build/nccl/$*/wheel build/nccl/$*/*.whl
 
 # The GPU side over a CUDA and an NCCL that live on the host: in C++, and the backend on GPU tensors. Side by side, as both
 # wait for time-outs half of their time.
-test-cuda-host: build/plain/zcomm_cuda_host_tests build/plain/cuda_host/.torch install  ## run the tests of the GPU side on the host: 3 minutes
+test-cuda-host: build/plain/zcomm_cuda_host_tests build/plain/zcomm_front_tests build/plain/cuda_host/.torch install  ## run the tests of the GPU side on the host: 3 minutes
+	build/plain/zcomm_front_tests
+	$(PY) $(PYTEST) tests/python/codec/test_nccl_front.py
 	build/plain/zcomm_cuda_host_tests & cpp=$$!; TESTS_GPU_DEVICE=stand-in $(PY) $(PYTEST) tests/gpu -m "not job" $(ARGS); \
 	  python=$$?; wait $$cpp && exit $$python
 
@@ -183,7 +188,7 @@ $(VENV)/.ready: $(VENV)/.tools
 
 # --- Releases -----------------------------------------------------------------------------------------------------
 
-# In dist: a wheel for each Python from 3.10 to 3.13 that is here, with bindings for torch 2.11 to 2.15, and the sdist.
+# In dist: a wheel for each Python from 3.10 to 3.15 that is here, with bindings for torch 2.11 to 2.15, and the sdist.
 # ARGS="--python 3.11 --try 2.13.0" builds one and tries it with that torch; tools/wheels/build_wheels.py says more.
 wheels:  ## build and try a wheel for each Python on this machine
 	$(NEED_PYTHON)
@@ -193,6 +198,12 @@ wheels:  ## build and try a wheel for each Python on this machine
 # The same for aarch64, by a cross compiler: without the GPU side, and not tried.
 wheels-aarch64: .need-aarch64
 	$(MAKE) --no-print-directory wheels ARGS="--machine aarch64 $(ARGS)"
+
+# All of a release that needs no account, with a wheel for $(PYTHON). ARGS is that of `make wheels`.
+release-check:  ## build and try what a release uploads, and check it as PyPI would
+	$(NEED_PYTHON)
+	$(NEED_COMPILER)
+	$(PYTHON) tools/wheels/release_check.py $(ARGS)
 
 # --- The site -----------------------------------------------------------------------------------------------------
 
@@ -228,14 +239,16 @@ $(DOCTEST)/doctest/doctest.h:
 # Exhaustive cases of one thread each, which the thread sanitizer makes many minutes long.
 ONE_THREAD := "lossless: every*,lossless: damaged*,messages and values*,every pattern*,tables that*,damaged messages*"
 
-test-sanitize: $(foreach kind,asan tsan,build/$(kind)/zcomm_tests build/$(kind)/zcomm_cuda_host_tests)  ## run the C++ tests under the address and thread sanitizers
+test-sanitize: $(foreach kind,asan tsan,$(foreach name,tests cuda_host_tests front_tests,build/$(kind)/zcomm_$(name)))  ## run the C++ tests under the address and thread sanitizers
 	$(MAKE) --no-print-directory --output-sync -j 2 test-asan test-tsan
 
-test-asan: build/asan/zcomm_tests build/asan/zcomm_cuda_host_tests
+test-asan: build/asan/zcomm_tests build/asan/zcomm_cuda_host_tests build/asan/zcomm_front_tests
+	build/asan/zcomm_front_tests
 	build/asan/zcomm_tests
 	build/asan/zcomm_cuda_host_tests
 
-test-tsan: build/tsan/zcomm_tests build/tsan/zcomm_cuda_host_tests
+test-tsan: build/tsan/zcomm_tests build/tsan/zcomm_cuda_host_tests build/tsan/zcomm_front_tests
+	build/tsan/zcomm_front_tests
 	build/tsan/zcomm_tests -tce=$(ONE_THREAD)
 	build/tsan/zcomm_cuda_host_tests -tce=$(ONE_THREAD)
 
@@ -281,7 +294,7 @@ build/%/build.ninja: $(VENV)/.tools $(DOCTEST)/doctest/doctest.h
 
 .PRECIOUS: build/%/build.ninja
 
-PROGRAMS := cpp/zcomm_tests cpp/zcomm_cuda_host_tests ptx/zcomm_ptx_tests
+PROGRAMS := cpp/zcomm_tests cpp/zcomm_cuda_host_tests cpp/zcomm_front_tests ptx/zcomm_ptx_tests
 define PROGRAM
 build/%/$(notdir $(1)): build/%/build.ninja $(CXX_SOURCES) $(TEST_SOURCES)
 	$$(BEGIN)
@@ -295,7 +308,7 @@ $(foreach program,$(PROGRAMS),$(eval $(call PROGRAM,$(program))))
 build/%/cuda_host/.torch: $(VENV)/.ready build/%/build.ninja $(CXX_SOURCES) $(TEST_SOURCES)
 	$(BEGIN)
 	$(call CONFIGURE,-DZCOMM_BUILD_TORCH_TESTS=ON -DPython_EXECUTABLE=$(CURDIR)/$(PY))
-	$(call BUILD_TARGET,nccl_on_host cuda_host_torch)
+	$(call BUILD_TARGET,nccl_on_host zcomm_nccl_on_host cuda_host_torch)
 	$(END)
 
 # The kernels as nvcc compiles them, executed on the host, for GPUs of compute capability 8.0, 9.0 and, in one way only,
@@ -355,7 +368,7 @@ lint: $(LINT)/.lint  ## check formats, types, common mistakes in C++, and spelli
 	  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=15 >/dev/null
 	$(LINT)/bin/python $(LINT)/bin/run-clang-tidy.py -quiet -hide-progress -p build/tidy \
 	  -clang-tidy-binary $(LINT)/bin/clang-tidy -header-filter '^$(CURDIR)/(include|src)/' \
-	  'zcomm_core_' '^$(CURDIR)/src/(?!.*_avx)'
+	  'zcomm_core_' zcomm_nccl_on_host '^$(CURDIR)/src/(?!.*_avx)'
 	$(LINT)/bin/codespell zcomm tools src include python tests bench examples docs README.md CHANGELOG.md
 
 clean:  ## remove what the other targets have built

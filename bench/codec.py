@@ -2,7 +2,7 @@
 
 python bench/codec.py                                      float32 as int8:128 and int4:128, one thread
 python bench/codec.py --dtype all --isa all --threads 1,2  everything
-python bench/codec.py --format int4:128,int4:128:hadamard,int4:128:stochastic   what rotation and random bits cost
+python bench/codec.py --format int4:128,eden2:128,int4:128:stochastic   what rotation and random bits cost
 python bench/codec.py --clock thread                       on a machine that others use: not the time that they take
 python bench/codec.py --offset 16                          values that begin 16 bytes past a multiple of 64
 python bench/codec.py --out bench/results                  keeps the rows, a file per instruction set
@@ -127,11 +127,11 @@ def show(console: Console, title: str, rows: list[Row]) -> None:
     console.print(table)
 
 
-def keep(folder: Path, rows: list[Row], isas: list[str]) -> None:
+def keep(folder: Path, name: str, rows: list[Row], isas: list[str]) -> None:
     """A file for each instruction set."""
     for isa in isas:
         records = [asdict(row) for row in rows if row.isa == isa]
-        one = results_file.measured("codec", results_file.cpu_machine(isa), KEPT, records)
+        one = results_file.measured(name, results_file.cpu_machine(isa), KEPT, records)
         results_file.keep(folder / f"codec-{isa}.jsonl", [one])
 
 
@@ -158,11 +158,14 @@ def main(
     ] = 0,
     repeats: Annotated[int, typer.Option(min=0, help="15 by default, on cuda 25.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A folder that keeps the rows, such as bench/results.")] = None,
+    kept_as: Annotated[str, typer.Option(help="cpu: the name of the rows that are kept.")] = "codec",
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
     minbytes: Annotated[str, typer.Option("-b", "--minbytes", help="cuda: smallest size of the values.")] = "1M",
     maxbytes: Annotated[str, typer.Option("-e", "--maxbytes", help="cuda: largest size.")] = "4G",
     stepfactor: Annotated[int, typer.Option("-f", "--stepfactor", help="cuda: from one size to the next.")] = 8,
-    blocks: Annotated[str, typer.Option("--block", help="cuda: block sizes of int8 and int4, by commas.")] = "",
+    blocks: Annotated[
+        str, typer.Option("--block", help="cuda: block sizes of int8 and int4, by commas, beside --format.")
+    ] = "",
 ) -> None:
     choices(device, ["cpu", "cuda"], "--device")
     choices(clock, list(CLOCKS), "--clock")
@@ -179,7 +182,7 @@ def main(
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         of_blocks = [f"{kind}:{block}" for kind in ("int8", "int4") for block in blocks.split(",") if block]
-        run(of_blocks or formats.split(","), dtypes, sizes, repeats or 25, out)
+        run(list(dict.fromkeys([*of_blocks, *formats.split(",")])), dtypes, sizes, repeats or 25, out)
         return
     repeats = repeats or 15
     every_isa = codec.cpu_isas()
@@ -200,7 +203,7 @@ def main(
             show(console, f"{name}, {values.nbytes / 1e6:.0f} MB, {num_threads} thread(s)", rows)
             every += rows
     if out is not None:
-        keep(out, every, isas)
+        keep(out, kept_as, every, isas)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,8 @@ def layers() -> Iterator[str]:
         for call, dtype, format in calls:
             make = collectives.late_gather if format == GATHER else collectives.reduce
             alone, beside = (
-                (collectives.exact(size, dtype, now).seconds, make(size, dtype, format, now)) for now in (machine, busy)
+                (collectives.exact(size, dtype, each).seconds, make(size, dtype, format, each))
+                for each in (machine, busy)
             )
             taken = alone[1].codec * machine.compute.taken_share.value
             yield (

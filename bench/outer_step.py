@@ -27,7 +27,7 @@ import zcomm
 from zcomm_bench.lab import network
 from zcomm_bench.spec import parse_size
 
-FORMATS = "exact,int8:64,int4:64,int2:64"
+FORMATS = "exact,int8:64,int4:64,eden2:64"
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 WHOLE_STEPS, TURNS, STEPS_OF_A_TURN = 5, 4, 8
 TENSORS = 8

@@ -1,4 +1,5 @@
-"""The pictures of the pages, from the files of bench/results: `make docs` draws them into build/pictures.
+"""The pictures of the pages, from the files of bench/results, and the diagrams: `make docs` draws them into
+build/pictures, each also for the site's dark colors.
 
 python -m bench.pictures [FOLDER]
 
@@ -11,7 +12,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import results_file, tables
+import matplotlib
+
+from bench import diagrams, results_file, tables
 from bench.convergence import report
 
 
@@ -21,9 +24,6 @@ def study(path: Path) -> None:
 
 def lossless_models(path: Path) -> None:
     """Bits per weight, step by step, of each training."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
@@ -41,7 +41,12 @@ def lossless_models(path: Path) -> None:
     pyplot.close(figure)
 
 
-PICTURES: dict[str, Callable[[Path], None]] = {"study": study, "lossless_models": lossless_models}
+PICTURES: dict[str, Callable[[Path], None]] = {
+    "study": study,
+    "lossless_models": lossless_models,
+    **diagrams.DIAGRAMS,
+}
+DARK = ["dark_background", {"figure.facecolor": "#1e2129", "axes.facecolor": "#1e2129", "savefig.facecolor": "#1e2129"}]
 
 
 def main() -> None:
@@ -49,6 +54,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in PICTURES.items():
         draw(folder / f"{name}.png")
+        with matplotlib.style.context(DARK):
+            draw(folder / f"{name}-dark.png")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, and the study's of docs/numerics.md, from the files of bench/results.
+"""The tables of docs/performance.md and docs/prove.md, and the study's of docs/numerics.md, from bench/results.
 
 `python -m bench.tables`, or `make tables`, writes them into the pages.
 
@@ -19,7 +19,8 @@ from bench.convergence.cases import CASES, CONFIGURATIONS
 from bench.results_file import ROOT, Measurement
 from bench.table_text import Source, label, lines_of, markdown, milliseconds, size_text
 
-PERFORMANCE, NUMERICS = ROOT / "docs" / "performance.md", ROOT / "docs" / "numerics.md"
+PAGES = (ROOT / "docs" / "performance.md", ROOT / "docs" / "prove.md")
+NUMERICS = ROOT / "docs" / "numerics.md"
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 RATES = {"100mbit": 1e8, "300mbit": 3e8, "1gbit": 1e9}
@@ -206,22 +207,21 @@ def codec_cpu() -> list[str]:
     return lines_of(["values", "operation", "part of", *map(label, kinds)], rows, source)
 
 
-def of_words() -> list[str]:
-    """Cost of format modifiers: times as long as without it."""
+def of_other_formats() -> list[str]:
+    """Cost of formats that have no loops of their own: times as long as int4."""
     source, rows = Source("codec"), []
-    kinds = [kind for kind in source.kinds(["codec"]) if kind in results_file.CPUS]
-    for word, operation in (("hadamard", "encode"), ("hadamard", "decode"), ("stochastic", "encode")):
-        cells = [f"`:{word}`", operation]
+    kinds = [kind for kind in source.kinds(["other_formats"]) if kind in results_file.CPUS]
+    for form, operation in (("eden2:128", "encode"), ("eden2:128", "decode"), ("int4:128:stochastic", "encode")):
+        cells = [f"`{form}`", operation]
         for kind in kinds:
             times = []
             for dtype in ("float32", "bfloat16"):
                 wanted = {"operation": operation, "dtype": dtype, "threads": 1}
-                forms = ("int4:128", f"int4:128:{word}")
-                plain, own = (source.row(kind, "codec", format=form, **wanted) for form in forms)
+                plain, own = (source.row(kind, "other_formats", format=each, **wanted) for each in ("int4:128", form))
                 times += [f"{plain['gbps'] / own['gbps']:.2f}x"] if plain and own else []
             cells.append(" / ".join(times))
         rows.append(cells)
-    return lines_of(["int4:128 with", "operation", *map(label, kinds)], rows, source)
+    return lines_of(["format", "operation", *map(label, kinds)], rows, source)
 
 
 GPU_PASSES = (
@@ -351,7 +351,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "ways_cpu": ways_cpu,
     "generation": generation,
     "codec_cpu": codec_cpu,
-    "words": of_words,
+    "other_formats": of_other_formats,
     "codec_gpu": codec_gpu,
     "lossless_gpu": lossless_gpu,
     "copies_gpu": copies_gpu,
@@ -376,7 +376,8 @@ def study_rows() -> list[report.Row]:
 
 
 def main() -> None:
-    PERFORMANCE.write_text(fill(PERFORMANCE.read_text()))
+    for page in PAGES:
+        page.write_text(fill(page.read_text()))
     report.write_markdown(study_rows(), NUMERICS)
 
 

@@ -8,6 +8,9 @@ set_target_properties(zcomm_core PROPERTIES VERSION ${PROJECT_VERSION}
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/zcomm)
 install(TARGETS zcomm_core EXPORT zcomm-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TARGET zcomm_nccl)
+  install(TARGETS zcomm_nccl LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/zcomm DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT zcomm-targets NAMESPACE zcomm:: DESTINATION ${package_dir})
 configure_file(${CMAKE_CURRENT_LIST_DIR}/zcomm-config.cmake.in zcomm-config.cmake @ONLY)

@@ -28,6 +28,7 @@ CallStats Communicator::run(Operation& operation, const Arguments& arguments, st
   Resources resources{*codec_, *transport_, world_, *workspace_, stream, stats, *preparations_, begin_range};
   operation.check(resources, arguments);
   check_addresses(arguments);
+  transport_->check_stream(stream);
   // No graph records the null stream, which traces of a GPU's calls have on a host without one.
   const bool is_captured = stream.handle != nullptr && transport_->is_stream_ordered() && is_capturing(stream);
   if (is_captured) {
@@ -67,6 +68,22 @@ void Communicator::round_trip(ConstTensorView values, BlockFormat format, Tensor
   codec_->encode({&encode, 1}, stream);
   const Decode decode{{wire.data(), format, values.dtype}, decoded};
   codec_->decode({&decode, 1}, stream);
+}
+
+std::unique_ptr<Communicator> make_nccl_communicator(const Topology& topology, NcclOptions options,
+                                                     std::size_t chunk_bytes) {
+  options.size = topology.size();
+  if (options.peers.empty()) options.peers = topology.peers(options.rank);
+  options.node_ids.clear();
+  options.agreement += concat("a communicator with chunks of ", chunk_bytes, " bytes, on nodes");
+  for (int rank = 0; rank < options.size; ++rank) {
+    options.node_ids.push_back(topology.node(rank));
+    options.agreement += concat(" ", topology.node(rank));
+  }
+  auto workspace = make_cuda_workspace();
+  auto codec = make_cuda_codec(*workspace);
+  return std::make_unique<Communicator>(make_nccl_transport(options), topology, std::move(codec), std::move(workspace),
+                                        chunk_bytes);
 }
 
 }  // namespace zcomm

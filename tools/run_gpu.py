@@ -1,11 +1,12 @@
 """All that there is to run on a machine with a GPU: builds zcomm for it, tests it, measures it. For ``make gpu``.
 
-    python3 tools/run_gpu.py [--part 1|2|3] [--only STAGE,...] [--seconds N] [--rehearse]
+    python3 tools/run_gpu.py [--part 1|2|3|4|5] [--only STAGE,...] [--seconds N] [--rehearse]
 
 Needs torch with CUDA, nvcc, cmake, ninja and scikit-build-core, and no network. Each stage has a limit of time, and one
-that fails does not stop the others; the exit status says whether any did. One whose packages are not installed is not
-run, which is no failure. Each of the three parts takes less than ten minutes, the build included. Logs: out/gpu.
-Results: bench/results. If the variable OUT names a folder, a summary and an archive of both go there.
+that fails does not stop the others; the exit status says whether any did. One whose packages are not installed, or that
+needs more GPUs, is not run, which is no failure. Each part takes less than ten minutes, the build included; parts 4 and
+5 are for two GPUs or more. Logs: out/gpu. Results: bench/results. If the variable OUT names a folder, a summary and an
+archive of both go there.
 
 With --rehearse the stages that have a rehearsal run on the stand-in for a GPU, with tiny sizes: logs and results in
 out/rehearsal.
@@ -41,19 +42,22 @@ VENV = BUILD / "venv"
 GRACE_SECONDS = 8.0  # between the request to end and the end
 TAIL_LINES = 60
 PART_SECONDS = 570.0
+PARTS = (1, 2, 3, 4, 5)
 NEEDED = ("torch", "numpy", "pytest", "pytest_timeout", "typer", "rich", "matplotlib", "scikit_build_core")
 BLOCKS = "64,128,256,512,1024,2048"
 
 PROBE = """
 import json, torch
 if not torch.cuda.is_available(): raise SystemExit(f"torch {torch.__version__} sees no GPU")
-print(json.dumps({"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__}))
+gpu, count = torch.cuda.get_device_name(0), torch.cuda.device_count()
+print(json.dumps({"gpu": gpu, "gpus": count, "torch": torch.__version__}))
 """
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Commands that run one after the other, in `seconds` together. Without the Python packages that it needs, none.
+    """Commands that run one after the other, in `seconds` together. Without the Python packages or the GPUs that it
+    needs, none.
 
     `expected`: the seconds that it took on an H100."""
 
@@ -64,12 +68,20 @@ class Stage:
     expected: float | None = None
     part: int = 1
     rehearses: bool = False
+    gpus: int = 1
+
+    def lacks(self, num_gpus: int) -> str:
+        """Return what the stage needs and this machine has not, in words."""
+        if num_gpus < self.gpus:
+            return f"needs {self.gpus} GPUs, torch sees {num_gpus}"
+        packages = not_installed(self.needs)
+        return f"needs {', '.join(packages)}" if packages else ""
 
 
 class Outcome(enum.Enum):
     passed = "passed"
     failed = "failed"
-    not_run = "not run"  # for want of a package, which is no failure
+    not_run = "not run"  # for want of a package or of GPUs, which is no failure
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,7 @@ def stages(python: str = "", out: Path = RESULTS) -> list[Stage]:
     keep = ["--out", os.path.relpath(out, ROOT)]
     pytest = [python, "-m", "pytest", "-q", *parallel, "-m", "slow or not slow", "--durations=15"]
     codec = [python, "bench/codec.py", "--device", "cuda", "--dtype", "all", "--block", BLOCKS, "--minbytes", "4G"]
+    codec += ["--format", "eden2:128,eden3:128,eden4:128"]
     difference = [python, "bench/lossless.py", "--device", "cuda"]
     collectives = [python, "bench/collectives.py", "--device", "cuda"]
     training = [python, "bench/training_step.py", "--device", "cuda", "--uncompressed", "--turns", "12"]
@@ -108,10 +121,15 @@ def stages(python: str = "", out: Path = RESULTS) -> list[Stage]:
     def probe(name: str, seconds: float, expected: float) -> Stage:
         return Stage(name, seconds, [[python, "-m", f"bench.one_gpu.{name}", *keep]], expected=expected, rehearses=True)
 
-    def tests(name: str, *paths: str) -> list[list[str]]:
-        return [[*pytest, *paths, f"--junitxml={LOGS / name}.xml"]]
+    def of_several(name: str, seconds: float, part: int) -> Stage:
+        command = [python, "-m", f"bench.several_gpus.{name}", *keep]
+        return Stage(name, seconds, [command], part=part, rehearses=True, gpus=2)
 
-    aborts = "tests/gpu/test_aborts.py"
+    def tests(name: str, *paths: str) -> list[list[str]]:
+        return [[*pytest, *paths, f"--junitxml={(LOGS if out == RESULTS else out) / name}.xml"]]
+
+    aborts, matrix = "tests/gpu/test_aborts.py", "tests/gpu/test_abort_matrix.py"
+    ignored, alone = [f"--ignore={path}" for path in (aborts, matrix)], ["-n", "0"] if parallel else []
     return [
         Stage("build", 300, build_commands(), expected=60),
         Stage("info", 40, [[python, "-m", "zcomm", "info"]], expected=5),
@@ -122,13 +140,17 @@ def stages(python: str = "", out: Path = RESULTS) -> list[Stage]:
         probe("fsdp_copies", 60, 10),
         probe("floors", 90, 25),
         probe("ipc", 120, 45),
-        Stage("tests", 300, tests("tests", "tests/gpu", f"--ignore={aborts}"), expected=170, part=2),
+        Stage("tests", 300, tests("tests", "tests/gpu", *ignored), expected=170, part=2),
         Stage("aborts", 300, tests("aborts", aborts), expected=140, part=2),
         Stage("codec", 120, [[*codec, *keep]], expected=60, part=3),
         Stage("lossless", 60, [[*difference, *keep]], expected=25, part=3),
         Stage("collectives", 150, [[*collectives, "--iters", "9", "--seconds", "1"]], expected=130, part=3),
         Stage("training", 90, [[*training, *keep]], ("pyroute2",), expected=55, part=3),
         Stage("study_100m", 175, [[*study, *keep]], expected=135, part=3, rehearses=True),
+        of_several("channels", 190, 4),
+        of_several("sizes", 300, 4),
+        of_several("steps", 300, 5),
+        Stage("abort_matrix", 210, tests("abort_matrix", matrix, *alone), part=5, rehearses=True, gpus=2),
     ]
 
 
@@ -186,12 +208,14 @@ def find(tool: str, environment: Mapping[str, str]) -> str | None:
     return shutil.which(tool, path=environment["PATH"])
 
 
-def run_stage(stage: Stage, limit: float, environment: Mapping[str, str], logs: Path = LOGS) -> Ending:
+def run_stage(
+    stage: Stage, limit: float, environment: Mapping[str, str], logs: Path = LOGS, num_gpus: int = 1
+) -> Ending:
     """Runs the commands of a stage until one fails, or the limit is reached; what they print goes to a log."""
     log, start, why = logs / f"{stage.name}.log", time.monotonic(), ""
     log.write_text("")
-    if lacks := not_installed(stage.needs):
-        return Ending(stage.name, Outcome.not_run, f"needs {', '.join(lacks)}", 0.0, log, stage.expected)
+    if lacks := stage.lacks(num_gpus):
+        return Ending(stage.name, Outcome.not_run, lacks, 0.0, log, stage.expected)
     if limit < 1:
         return Ending(stage.name, Outcome.failed, "no time was left", 0.0, log, stage.expected)
     try:
@@ -240,13 +264,14 @@ def run_stages(
     logs: Path = LOGS,
     say: Callable[[str], object] = print,
     after: Callable[[list[Ending]], object] = lambda endings: None,
+    num_gpus: int = 1,
 ) -> list[Ending]:
     """All of them, whatever becomes of one; but nothing without a build. ``after`` each gets those that have ended."""
     start, endings = time.monotonic(), list[Ending]()
     for stage in every:
         say(f"--- {stage.name}")
         left = seconds - (time.monotonic() - start)
-        ending = run_stage(stage, min(stage.seconds, left), environment, logs)
+        ending = run_stage(stage, min(stage.seconds, left), environment, logs, num_gpus)
         endings.append(ending)
         say(f"{stage.name}: {ending.how}, {ending.seconds:.0f} s")
         lines = ending.log.read_text(errors="replace").splitlines()
@@ -278,7 +303,7 @@ def arguments(every: Sequence[Stage]) -> tuple[list[Stage], float, Path | None]:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     names = [stage.name for stage in every]
     parser.add_argument("--only", default="", help=f"stages, by commas: {', '.join(names)}")
-    parser.add_argument("--part", type=int, choices=(1, 2, 3), help="a third of them, in less than ten minutes")
+    parser.add_argument("--part", type=int, choices=PARTS, help="some of them, in less than ten minutes")
     parser.add_argument("--seconds", type=float, help="for everything; ten minutes a part, less a little, unless given")
     parser.add_argument("--rehearse", action="store_true", help="on the stand-in: what has a rehearsal")
     parser.add_argument("--out", type=Path, default=REHEARSAL, help="of a rehearsal: for logs and results")
@@ -306,7 +331,7 @@ def rehearse(names: Iterable[str], seconds: float, out: Path) -> int:
     every = [stage for stage in stages(sys.executable, out) if stage.name in names]
     environment = {**os.environ, "TESTS_GPU_DEVICE": "stand-in", "PYTHONUNBUFFERED": "1"}
     begun = time.time()
-    endings = run_stages(every, seconds, environment, out)
+    endings = run_stages(every, seconds, environment, out, num_gpus=max(stage.gpus for stage in every))
     facts = {"gpu": "a rehearsal on the stand-in", "torch": "for CPUs"}
     print(summary(endings, facts, written_since(begun, out.glob("*.jsonl"))))
     return 1 if any(ending.outcome is Outcome.failed for ending in endings) else 0
@@ -363,7 +388,7 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # after the stage has been ended, too
     left = seconds - (time.monotonic() - start)
-    endings = run_stages(with_build(every), left, environment, after=report)
+    endings = run_stages(with_build(every), left, environment, after=report, num_gpus=facts["gpus"])
     print(report(endings))
     return 1 if any(ending.outcome is Outcome.failed for ending in endings) else 0
 

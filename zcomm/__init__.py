@@ -72,7 +72,13 @@ def __dir__() -> list[str]:
 
 def install_as_default() -> None:
     """Make ``init_process_group()`` without a backend's name, and trainers that look the default up, use zcomm for CPU
-    and CUDA tensors. Call it before the first process group is made."""
+    and CUDA tensors. Call it before the first process group is made.
+
+    Example::
+
+        zcomm.install_as_default()
+        dist.init_process_group()
+    """
     import torch.distributed as dist
 
     _autoload()

@@ -1,5 +1,5 @@
 """The command line: ``zcomm info`` or ``python -m zcomm info``, which tells versions, codecs, and the options that the
-environment sets. All other commands are those of ``zcomm_bench``."""
+environment sets; and ``zcomm nccl-front``, for LD_PRELOAD. ``zcomm_bench`` has all other commands."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ def main() -> None:
     """Entry point of the ``zcomm`` command."""
     parser = argparse.ArgumentParser(prog="zcomm", description="Compressed collectives for torch.distributed.")
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="info")
+    commands = parser.add_subparsers(required=True, metavar="info|nccl-front", dest="command")
     commands.add_parser("info", help="show versions, codecs, and the options that the environment sets")
-    parser.parse_args()
+    commands.add_parser("nccl-front", help="show the library that compresses calls of NCCL, for LD_PRELOAD")
+    asked = parser.parse_args()
     try:
-        print(text())
+        print(_nccl.front_path() if asked.command == "nccl-front" else text())
+    except RuntimeError as error:
+        raise SystemExit(str(error)) from None
     except (TypeError, ValueError) as error:
         raise SystemExit(f"the environment holds a wrong option: {error}") from None
 
@@ -110,11 +113,13 @@ def _gpu_facts() -> list[tuple[str, str]]:
         found = f"{version}, {path}"
     except RuntimeError as error:
         found = f"not found: {error}"
+    behind = _nccl.library_behind_front()
     return [
         ("CUDA", f"built with {toolkit}"),
         ("CUDA codec", f"kernels for {', '.join(_core.cuda_targets().split(';'))}"),
         ("GPUs", str(count) if count else "none"),
         ("NCCL", found),
+        ("front of NCCL", "not loaded" if behind is None else f"forwards to {behind or 'none: it found no NCCL'}"),
     ]
 
 

@@ -4,8 +4,9 @@ Arrays come from NumPy, torch or any library with DLPack or ``__cuda_array_inter
 shape, of float32, float16 or bfloat16 (in NumPy: ml_dtypes), on the CPU or a GPU. All arrays of one call are on one
 device; results have the same bits on every device.
 
-Formats are "exact", "bf16", and "KIND:B". KIND is int8, int6, int4, int2 or fp8; B is a multiple of 32 from 32 to 4096.
-":hadamard" and ":stochastic" may follow. docs/wire_format.md specifies them.
+Formats are "exact", "bf16", and "KIND:B". KIND is int8, int4, fp8, eden2, eden3 or eden4. B is a multiple of 32 from 32
+to 4096, with eden a power of two up to 512. ":stochastic" may follow with int8 and int4. docs/wire_format.md specifies
+them.
 
 On a GPU, calls queue their work on ``stream`` and return at once: keep the arrays until the stream has passed the call.
 ``stream`` is a handle as an integer, or a stream of CuPy, torch, Numba or ``__cuda_stream__``. None is the current
@@ -45,7 +46,11 @@ ArrayT = TypeVar("ArrayT")
 
 
 def wire_bytes(format: str, dtype: str, num_elements: int) -> int:
-    """Return the bytes of the wire of ``num_elements`` values of ``dtype`` ("float32", "bfloat16" or "float16")."""
+    """Return the bytes of the wire of ``num_elements`` values of ``dtype`` ("float32", "bfloat16" or "float16").
+
+    >>> wire_bytes("int8:256", "bfloat16", 1 << 20)
+    1056768
+    """
     return int(_core.WireLayout(format, dtype, num_elements).num_bytes)
 
 
@@ -64,7 +69,13 @@ def encode(
 
     ``seed`` (0 to 2^64 - 1) and ``first_element`` choose the random bits of stochastic formats. If ``array`` is a piece
     of a message, ``first_element`` is the index of its first element there, a multiple of 32: pieces then have the
-    codes of the whole."""
+    codes of the whole.
+
+    >>> values = numpy.linspace(-1, 1, 1024, dtype="float32")
+    >>> wire = encode(values, "int4:128")
+    >>> values.nbytes, wire.nbytes
+    (4096, 528)
+    """
     call = Call(stream, array, out)
     values = call.values(array, "array")
     target, view = _target(call, out, wire_bytes(format, values.dtype, values.num_elements), array)
@@ -74,7 +85,13 @@ def encode(
 
 
 def decode(wire: Wire, format: str, out: ArrayT, *, isa: str = "", stream: Any = None) -> ArrayT:
-    """Decode ``wire`` into ``out``, which it must not overlap, and return it. Finite values never become infinite."""
+    """Decode ``wire`` into ``out``, which it must not overlap, and return it. Finite values never become infinite.
+
+    >>> values = numpy.linspace(-1, 1, 1024, dtype="float32")
+    >>> decoded = decode(encode(values, "int8:128"), "int8:128", numpy.empty_like(values))
+    >>> bool(abs(decoded - values).max() < 0.5 / 127 + 0.002)
+    True
+    """
     call = Call(stream, out, wire)
     values = call.values(out, "out", writable=True)
     view, format, dtype = _wire_of(call, wire, format, "wire", values.raw)
@@ -87,7 +104,13 @@ def decode_sum(wires: Sequence[Term], out: ArrayT, *, factor: float = 1.0, isa: 
     """Fill ``out`` with factor * (wires[0] + wires[1] + ...), added in float32 and rounded once, and return it.
 
     ``wires`` are tuples (wire, format[, factor]). With "exact", a wire may be an array of values, including ``out``.
-    Rotated wires are added first, in the order given; then the others."""
+    Rotated wires are added first, in the order given; then the others.
+
+    >>> ones = numpy.ones(256, "float32")
+    >>> wires = [(encode(ones, "int8:128"), "int8:128"), (ones, "exact")]
+    >>> round(float(decode_sum(wires, numpy.empty_like(ones), factor=0.5)[0]), 3)
+    1.0
+    """
     call = Call(stream, out, *(wire for wire, *_ in wires))
     values = call.values(out, "out", writable=True)
     num_bytes = wire_bytes("exact", values.dtype, values.num_elements)
@@ -110,7 +133,13 @@ def decode_sum_encode(
 ) -> Wire:
     """Encode wires[0] + wires[1] + ..., added as in decode_sum, and return the wire. ``dtype`` is the type of the
     values in exact wires given as bytes. ``out`` is as in encode, or one of the wires if it has the same format.
-    ``seed`` and ``first_element`` are as in encode."""
+    ``seed`` and ``first_element`` are as in encode.
+
+    >>> wire = encode(numpy.ones(256, "float32"), "int8:128")
+    >>> total = decode_sum_encode([(wire, "int8:128")] * 3, 256, "int4:128")
+    >>> round(float(decode(total, "int4:128", numpy.empty(256, "float32"))[0]), 1)
+    3.0
+    """
     call = Call(stream, out, *(wire for wire, *_ in wires))
     terms = _terms_of(call, wires, (0, num_elements, dtype))
     like = wires[0][0] if wires else None
@@ -123,7 +152,13 @@ def decode_sum_encode(
 def encode_difference(values: Array, base: Array, *, isa: str = "") -> tuple[Wire, int]:
     """Encode the lossless difference of ``values`` to ``base``, bfloat16 or float16 on the CPU, or an even number of
     elements of 8 bits. Return it as a new NumPy array of uint8, and the hash of ``values``. Copies ``values`` to
-    ``base``, for the next difference."""
+    ``base``, for the next difference.
+
+    >>> base = numpy.full(4096, 1, "float16")
+    >>> body, hash_of_values = encode_difference(numpy.full(4096, 1.001, "float16"), base)
+    >>> base.nbytes, body.nbytes
+    (8192, 1568)
+    """
     new, old = _halves_of(values, "values"), _halves_of(base, "base", writable=True)
     if old.overlaps(new):
         raise ValueError("base: expected memory apart from values, got some that overlaps it")
@@ -135,7 +170,13 @@ def encode_difference(values: Array, base: Array, *, isa: str = "") -> tuple[Wir
 
 def decode_difference(body: Wire, base: ArrayT, *, isa: str = "") -> tuple[ArrayT, int]:
     """Add a difference to ``base``; return ``base`` and its hash. The hash equals encode_difference's if ``base`` was
-    the same. Raises RuntimeError if no encoder wrote ``body``."""
+    the same. Raises RuntimeError if no encoder wrote ``body``.
+
+    >>> body, sent = encode_difference(numpy.ones(4096, "float16"), numpy.zeros(4096, "float16"))
+    >>> values, received = decode_difference(body, numpy.zeros(4096, "float16"))
+    >>> float(values[0]), sent == received
+    (1.0, True)
+    """
     wire = Call(None, device=HOST).any(body, "body")
     if wire.dtype != "uint8":
         raise TypeError(f"body: expected dtype uint8, got {wire.dtype}")
@@ -176,7 +217,14 @@ def set_step(step: int, group: ProcessGroup | None = None) -> None:
 
     For ``compress="auto"`` the last step ends here, as it does where an optimizer of torch steps.
 
-    Raises ValueError if ``group`` (default: all groups of this process) has no zcomm backend."""
+    Raises ValueError if ``group`` (default: all groups of this process) has no zcomm backend.
+
+    Example::
+
+        for step, batch in enumerate(batches, first_step):
+            zcomm.codec.set_step(step)
+            train(batch)
+    """
     from zcomm.distributed.groups import backend_of, living_backends
 
     for backend in [backend_of(group)] if group is not None else living_backends():

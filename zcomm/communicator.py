@@ -51,6 +51,12 @@ class Communicator(Exchanges):
         seed: seed of formats with ``:stochastic``.
         connect_all: connect with all ranks now, and not only with those of the hops of gathers and reductions. Without
             it the first exchange of two other ranks blocks the host until both have called it.
+
+    Example::
+
+        communicator = zcomm.Communicator(rank, size, unique_id, node_size=8)
+        gathered = cupy.empty(size * shard.size, shard.dtype)
+        communicator.all_gather(shard, gathered, format="int8:256")
     """
 
     def __init__(

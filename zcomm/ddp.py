@@ -60,6 +60,10 @@ class CompressState:
             in the same order, also after a resume.
 
     Raises ValueError or TypeError if ``formats`` cannot be parsed.
+
+    Example::
+
+        model.register_comm_hook(CompressState("int8:128/int4:128"), compress_hook)
     """
 
     formats: str = "int8:128/int4:128"

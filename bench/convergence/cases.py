@@ -21,6 +21,7 @@ class Setting:
     validation_sequences: int = 2048
     muon: bool = False  # steps the matrices of the blocks, AdamW all else
     outer_every: int = 0  # inner steps of two sites to an outer step; 0: ranks of nodes step together
+    nodes: int = 2  # of the 8 ranks
 
 
 @dataclass(frozen=True)
@@ -50,21 +51,36 @@ class Configuration:
 OUTLIER_CHANNELS = 2
 OUTLIERS = {"outliers x20": Setting(outliers=20.0), "outliers x100": Setting(outliers=100.0)}
 # As FSDP2 gathers with MixedPrecisionPolicy(param_dtype=torch.bfloat16).
-MUON = "Muon"  # the only case whose matrices AdamW does not step
+MUON = "Muon"
 # Twice as many steps, so that there are several outer ones; half as many sequences in each.
 OUTER = {
     f"outer steps of {every}{', Muon' if muon else ''}": Setting(steps=600, batch=8, muon=muon, outer_every=every)
     for every, muon in ((10, False), (30, False), (30, True), (100, False), (100, True))
 }
+# Where nearly all of a sum crosses between nodes, and no rank adds another's unrounded values.
+ALONE = {"8 nodes": Setting(nodes=8), "8 nodes, Muon": Setting(nodes=8, muon=True)}
+LARGER = "3.3 M parameters"  # the GPT of examples/demo.py, at its learning rate
 CASES = {
     "usual": Setting(),
     **OUTLIERS,
+    **ALONE,
+    LARGER: Setting(
+        width=256,
+        layers=4,
+        sequence=128,
+        batch=1,
+        steps=2000,
+        learning_rate=1e-3,
+        beta2=0.95,
+        validation_sequences=1024,
+    ),
     "bfloat16 weights": Setting(gathered_as="bfloat16"),
     MUON: Setting(muon=True),
     **OUTER,
 }
 
 DEFAULT_WEIGHTS, DEFAULT_GRADIENTS = "int8:256", "int8:128/int4:128"  # those of zcomm.Options
+EDEN = tuple(f"int8:128/eden{bits}:128" for bits in (4, 3, 2))
 # Of rows that cost the same the plainest comes first: where both will do, the rule takes it.
 CONFIGURATIONS = (
     Configuration(),
@@ -73,39 +89,34 @@ CONFIGURATIONS = (
     Configuration(gradients="int8:128"),
     Configuration(gradients=DEFAULT_GRADIENTS),
     Configuration(gradients=f"{DEFAULT_GRADIENTS}:stochastic"),
-    Configuration(gradients=f"{DEFAULT_GRADIENTS}:hadamard"),
-    Configuration(gradients=f"{DEFAULT_GRADIENTS}:hadamard:stochastic"),
     Configuration(gradients=DEFAULT_GRADIENTS, feedback=True),
     Configuration(gradients="int4:128"),
     # Blocks.
     Configuration(gradients="int8:128/int4:64"),
     Configuration(gradients="int8:128/int4:2048"),
     Configuration(gradients="int4:2048"),
-    Configuration(gradients="int4:2048:hadamard"),
-    # Fewer bits than anything else here.
-    Configuration(gradients="int8:128/int2:128"),
-    Configuration(gradients="int8:128/int2:128", feedback=True),
+    # Rotated, with as many or fewer bits.
+    *(Configuration(gradients=formats, feedback=feedback) for formats in EDEN for feedback in (False, True)),
     # Weights.
     Configuration(weights="int8:256"),
-    Configuration(weights="int6:256"),
     Configuration(weights="int4:256"),
-    Configuration(weights="int4:256:hadamard"),
     Configuration(weights="int8:256", flat=True),
     # Both: with zcomm.fsdp.compress, and what init_process_group("zcomm") alone does.
     Configuration(DEFAULT_WEIGHTS, DEFAULT_GRADIENTS),
     Configuration(DEFAULT_WEIGHTS, DEFAULT_GRADIENTS, flat=True),
-    # Where int4 rounds most of a gradient to zero, unless it is rotated.
+    # Where int4 rounds most of a gradient to zero.
     *(
         Configuration(gradients=formats, case=case)
         for case in OUTLIERS
-        for formats in (
-            "exact",
-            "int4:128",
-            "int4:128:hadamard",
-            DEFAULT_GRADIENTS,
-            f"{DEFAULT_GRADIENTS}:hadamard",
-        )
+        for formats in ("exact", "int4:128", DEFAULT_GRADIENTS, *EDEN)
     ),
+    # Where a sum is quantized nearly whole, and where a model trains for longer.
+    *(
+        Configuration(gradients=formats, case=case)
+        for case in (*ALONE, LARGER)
+        for formats in ("exact", DEFAULT_GRADIENTS, *EDEN)
+    ),
+    *(Configuration(gradients=formats, case="8 nodes", feedback=True) for formats in EDEN),
     # Where lossless differences must change nothing.
     *(
         Configuration(gradients=formats, case="bfloat16 weights", lossless=lossless)
@@ -119,14 +130,15 @@ CONFIGURATIONS = (
         for exchanges in ("exact", "int8:128", "int4:128")
     ),
     Configuration(DEFAULT_WEIGHTS, "int8:128", case=MUON, exchanges="int8:128"),
+    *(Configuration(gradients=formats, case=MUON) for formats in (DEFAULT_GRADIENTS, *EDEN)),
     # What two sites tell each other once in many steps.
     *(
         Configuration(gradients=format, case=case, feedback=feedback)
-        for case, setting in OUTER.items()
+        for case in OUTER
         for format, feedback in (
             ("exact", False),
-            *((f"{kind}:64", True) for kind in ("int8", "int4", "int2")),
-            *((f"{kind}:64", False) for kind in ("int4", "int2") if not setting.muon),
+            *((f"{kind}:64", True) for kind in ("int8", "int4", "eden2")),
+            *((f"{kind}:64", False) for kind in ("int4", "eden2")),
         )
     ),
 )

@@ -7,7 +7,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from bench.convergence.cases import MUON, OUTER, Configuration
+from bench.convergence.cases import CASES, OUTER, Configuration
 from bench.table_text import markdown
 
 Record = Mapping[str, Any]
@@ -100,10 +100,15 @@ def summarize(records: Sequence[Record]) -> list[Row]:
     return list(rows.values())
 
 
+def is_apart(case: str) -> bool:
+    """Whether the rule does not count this case."""
+    return case in OUTER or (case in CASES and CASES[case].muon)
+
+
 def choose(rows: Sequence[Row]) -> None:
     """Marks, in each family, the candidate that passes in all cases with AdamW that it was trained in, with the fewest
     bytes between nodes, then inside, then the first. Outer steps do not count."""
-    failed = {row.name for row in rows if len(row.gaps) > 1 and not row.passes and row.case not in (MUON, *OUTER)}
+    failed = {row.name for row in rows if len(row.gaps) > 1 and not row.passes and not is_apart(row.case)}
     for family in {row.family for row in rows}:
         passing = [row for row in rows if row.family == family and row.is_candidate and row.passes]
         passing = [row for row in passing if row.name not in failed]

@@ -1,17 +1,17 @@
 """What compression costs in loss: the same small GPT, trained with exact and with compressed collectives, seed by seed.
 
 python -m bench.convergence.run         every run that is not in the results yet, then the table
-python -m bench.convergence.run --only hadamard   the configurations whose names contain "hadamard", and the exact ones
+python -m bench.convergence.run --only eden2   the configurations whose names contain "eden2", and the exact ones
 python -m bench.convergence.run --report              no runs: the table of the results that are there
 python -m bench.convergence.run --docs docs/numerics.md     writes the table into that page as well
 python -m bench.convergence.run --steps 21 --seeds 1 --results out/noise.jsonl   the signal-to-noise ratios at the start
 python -m bench.convergence.run --quick --results out/quick.jsonl      two steps per run, for a look
 
-8 ranks in 2 nodes train on the sources of the Python standard library, as FSDP2 would: weights are gathered from the
-ranks' float32 shards, every rank computes the gradient of its own sequences with the gathered weights, the mean
-gradient is scattered to the shards, and AdamW steps them. Both collectives are those of zcomm.testing.LocalWorld: the
-real codecs and the real steps, with threads for ranks. The gradients are computed one rank after another, in float32
-and in one thread, so that a run is deterministic and a pair of runs differs by its formats alone.
+8 ranks, mostly in 2 nodes, train on the sources of the Python standard library. A step is that of FSDP2: it gathers
+weights from float32 shards, computes the gradient of each rank's sequences, scatters the mean to the shards, and steps
+them with AdamW. zcomm.testing.LocalWorld runs both collectives with the real codecs and steps, and with threads for
+ranks. One thread computes the gradients, one rank after another, in float32, so that a run is deterministic and a pair
+of runs differs by its formats alone.
 
 The cases of outer steps (outer.py) have two sites, which train by themselves and average what they changed.
 
@@ -47,8 +47,7 @@ from zcomm import _core
 from zcomm.codec import ErrorFeedback
 from zcomm.testing import LocalRank, LocalWorld, SecondaryShards
 
-NUM_NODES, NODE_SIZE = 2, 4
-WORLD_SIZE = NUM_NODES * NODE_SIZE
+WORLD_SIZE = 8
 SNR_EVERY = 10  # steps
 
 app = typer.Typer(help=(__doc__ or "").replace("\npython", "\n\npython"), rich_markup_mode=None, add_completion=False)
@@ -70,11 +69,12 @@ def bytes_per_step(
     gathered_as: str = "float32",
     differences: Sequence[int] = (),
     exchanges: Sequence[tuple[float, float]] = (),
+    nodes: int = 2,
 ) -> dict[str, int]:
     """What one rank sends to ranks of its node and to other nodes, one gather of the weights and one reduction of the
     gradients. A step of FSDP2 gathers twice, if nothing keeps the weights. ``differences``: what each gather by
     lossless differences has sent to other nodes, ``exchanges``: what those of each step have; the means count."""
-    topology = _core.Topology([rank // NODE_SIZE for rank in range(WORLD_SIZE)])
+    topology = _core.Topology([rank * nodes // WORLD_SIZE for rank in range(WORLD_SIZE)])
     lengths = [sum(elements for elements, _ in weights)] * WORLD_SIZE
     gathered = _core.GatherPlan(topology, 0, lengths, gathered_as, weights).bytes
     reduced = _core.ReducePlan(topology, 0, lengths, "float32", gradients).bytes
@@ -90,11 +90,16 @@ class Collectives:
     """The two collectives of a step, for all ranks. What a rank remembers from one step to the next belongs here."""
 
     def __init__(
-        self, configuration: Configuration, parameters: Sequence[nn.Parameter], seed: int, gathered_as: str = "float32"
+        self,
+        configuration: Configuration,
+        parameters: Sequence[nn.Parameter],
+        seed: int,
+        gathered_as: str = "float32",
+        nodes: int = 2,
     ) -> None:
         self.weight_segments = segments(configuration.weights, parameters, configuration.flat)
         self.gradient_segments = segments(configuration.gradients, parameters, configuration.flat)
-        self.world = LocalWorld(f"{NUM_NODES}x{NODE_SIZE}", seed=seed)
+        self.world = LocalWorld(f"{nodes}x{WORLD_SIZE // nodes}", seed=seed)
         self._feedback = [ErrorFeedback() if configuration.feedback else None for _ in range(WORLD_SIZE)]
         shard_elements = sum(parameter.numel() for parameter in parameters) // WORLD_SIZE
         self._gathered_as: torch.dtype = getattr(torch, gathered_as)
@@ -193,7 +198,7 @@ def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str
     # AdamW treats each element alone: one optimizer over all shards makes the steps of one per rank.
     shards = nn.Parameter(pack(parameters))
     optimizer = torch.optim.AdamW([shards], betas=(0.9, setting.beta2))
-    collectives = Collectives(configuration, parameters, seed, setting.gathered_as)
+    collectives = Collectives(configuration, parameters, seed, setting.gathered_as, setting.nodes)
     muon = muon_of(model, shards, collectives, configuration) if setting.muon else None
     gradients = torch.empty(WORLD_SIZE, *shards.shape)
     losses: list[float] = []
@@ -218,7 +223,6 @@ def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str
     if configuration.weights != "exact" or setting.gathered_as != "float32":
         unpack(collectives.all_gather(shards.detach()), parameters)
         gathered_loss = validate(model, held_out, setting)
-    cut_weights, cut_gradients = collectives.weight_segments, collectives.gradient_segments
     return {
         "configuration": asdict(configuration),
         "setting": asdict(setting),
@@ -227,7 +231,12 @@ def train(configuration: Configuration, setting: Setting, seed: int) -> dict[str
         "cpu": torch.backends.cpu.get_cpu_capability(),  # on another one sums have other last bits
         "parameters": {name: parameter.numel() for name, parameter in model.named_parameters()},
         **bytes_per_step(
-            cut_weights, cut_gradients, setting.gathered_as, collectives.lossless_bytes, muon.bytes if muon else ()
+            collectives.weight_segments,
+            collectives.gradient_segments,
+            setting.gathered_as,
+            collectives.lossless_bytes,
+            muon.bytes if muon else (),
+            setting.nodes,
         ),
         "validation_loss": loss_of_shards,  # of what a checkpoint holds
         "gathered_validation_loss": gathered_loss,  # of the weights that the ranks see

@@ -1,9 +1,10 @@
 """How long a reduction's chain of kernels lasts beside matrix products: what decides how many chunks a call has.
 
-A chain is that of a reduce-scatter in two hops. A chunk has an encode, a sum that is encoded, two sums, and two groups
-of NCCL, for which a kernel that copies stands. `streams` is "one" where all kernels are on the caller's stream, "lanes"
-where those of a step run side by side, as zcomm has them. Products are square, or those of a layer of 70 B parameters.
-`waits` is the time that products add to the chain, over the time of one product. Medians of rounds in turn.
+The chain is a reduce-scatter's in two hops. A chunk has four kernels: an encode, a sum that is encoded, and two sums.
+It has two NCCL groups, which a copying kernel replaces here. With `streams` "one", all kernels run on the caller's
+stream. With "lanes", as in zcomm, the kernels of a step run side by side. The products are square, or the five of a
+layer with 70 B parameters. `waits` is the time that products add to the chain, over the time of one product. Medians
+of rounds in turn.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ def command(core: str, is_rehearsal: bool) -> list[str]:
 def library() -> ctypes.CDLL:
     """Raises subprocess.CalledProcessError if it cannot be built; the compiler says why."""
     build = command(core_library(), IS_REHEARSAL)
-    text = " ".join(build).encode() + b"".join(path.read_bytes() for path in sorted(SOURCES.iterdir()))
+    headers = [path for folder in ("include", "src") for path in (ROOT / folder).rglob("*.*h*")]
+    text = " ".join(build).encode() + b"".join(path.read_bytes() for path in sorted([*SOURCES.iterdir(), *headers]))
     made = BUILT / f"probes-{hashlib.sha256(text).hexdigest()[:12]}.so"
     if not made.exists():
         BUILT.mkdir(parents=True, exist_ok=True)

@@ -36,9 +36,9 @@ def output(doc: str | None) -> Path:
     return folder
 
 
-def keep(out: Path, subject: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Shows the rows, and puts them into the results of this GPU. What was there when a stage failed or was stopped is
-    kept as "unfinished", which the planner does not read."""
+def keep(out: Path, subject: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], **facts: Any) -> None:
+    """Shows the rows, and puts them into the results of this GPU, with facts that hold for all. What was there when a
+    stage failed or was stopped is kept as "unfinished", which the planner does not read."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     found = []
     try:
@@ -46,14 +46,21 @@ def keep(out: Path, subject: str, columns: Sequence[str], rows: Iterable[Mapping
             found.append(row)
     except BaseException:
         if found:
-            write(out, subject, f"{subject}, unfinished", columns, found)
+            write(out, subject, f"{subject}, unfinished", columns, found, facts)
         raise
-    write(out, subject, subject, columns, found)
+    write(out, subject, subject, columns, found, facts)
 
 
-def write(out: Path, subject: str, name: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+def write(
+    out: Path,
+    subject: str,
+    name: str,
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+) -> None:
     gpu = gpus.facts()
-    facts = {"date": time.strftime("%Y-%m-%d"), **{fact: gpu[fact] for fact in ("cuda", "nccl")}}
+    facts = {"date": time.strftime("%Y-%m-%d"), **{fact: gpu[fact] for fact in ("cuda", "nccl")}, **facts}
     one = results_file.measured(name, results_file.gpu_machine(gpu["gpu"]), columns, rows, **facts)
     results_file.keep(out / f"{subject}-{gpus.chip(gpu['gpu'])}.jsonl", [one])
     table = Table(*columns, title=f"{name}, {gpu['gpu']}", title_justify="left", box=box.SIMPLE_HEAD)

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from zcomm_bench.eden_reference import EDEN_LEVELS, quantize_eden, rotate, rotate_back
+
 Values: TypeAlias = NDArray[Any]  # float32, float16 or uint16
 Bytes: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float32]
@@ -33,21 +35,21 @@ LARGEST_FINITE = {
 
 @dataclass(frozen=True)
 class Kind:
-    """Element kind. bits: per code; max_code: the largest code, 0 for kinds without scales."""
+    """Element kind: bits per code, the largest code (0 without scales), and EDEN's levels."""
 
     bits: int
     max_code: int = 0
     stochastic: bool = False
+    levels: tuple[int, ...] = ()
 
 
 KINDS = {
     "exact": Kind(0),  # as many bits as the dtype has
     "bf16": Kind(16),
     "int8": Kind(8, 127, stochastic=True),
-    "int6": Kind(6, 31, stochastic=True),
     "int4": Kind(4, 7, stochastic=True),
-    "int2": Kind(2, 1, stochastic=True),
     "fp8": Kind(8, 448),
+    **{f"eden{bits}": Kind(bits, levels[-1], levels=levels) for bits, levels in EDEN_LEVELS.items()},
 }
 MIN_SCALE = np.float32(2.0**-126)
 NAN_SCALE = 0x7FC0  # bfloat16 bits
@@ -55,32 +57,40 @@ NAN_SCALE = 0x7FC0  # bfloat16 bits
 
 @dataclass(frozen=True)
 class Format:
-    """Parsed format. kind: a key of KINDS; block_size: elements that share a scale, 0 without scales; hadamard: rotates
-    groups of 32 elements; stochastic: rounds codes up or down at random."""
+    """Parsed format. kind: a key of KINDS; block_size: elements that share a scale, 0 without scales; stochastic:
+    rounds codes up or down at random."""
 
     kind: str
     block_size: int = 0
-    hadamard: bool = False
     stochastic: bool = False
+
+    @property
+    def rotation(self) -> int:
+        """Elements that are rotated together, 0 without rotation."""
+        return self.block_size if KINDS[self.kind].levels else 0
 
 
 def parse_format(text: str) -> Format:
-    """Parse "exact", "bf16" or "KIND:B"; B is a multiple of 32 from 32 to 4096, and ":hadamard" and then ":stochastic"
-    may follow it."""
+    """Parse "exact", "bf16" or "KIND:B"; B is a multiple of 32 from 32 to 4096, with EDEN's kinds a power of two of at
+    most 512. ":stochastic" may follow it in integer formats."""
     if (kind := KINDS.get(text)) and not kind.max_code:
         return Format(text)
-    match = re.fullmatch(r"(\w+):([1-9][0-9]*)(:hadamard)?(:stochastic)?", text, re.ASCII)
-    if match and (kind := KINDS.get(match[1])) and kind.max_code and int(match[2]) <= 4096 and int(match[2]) % 32 == 0:
-        if match[4] and not kind.stochastic:
+    match = re.fullmatch(r"(\w+):([1-9][0-9]*)(:stochastic)?", text, re.ASCII)
+    if match and (kind := KINDS.get(match[1])) and kind.max_code and _is_block_size(kind, size := int(match[2])):
+        if match[3] and not kind.stochastic:
             raise ValueError(
                 f"format: expected {match[1]} without :stochastic, got '{text}': it is always rounded to nearest"
             )
-        return Format(match[1], int(match[2]), bool(match[3]), bool(match[4]))
+        return Format(match[1], size, bool(match[3]))
     names = [name + (":B" if kind.max_code else "") for name, kind in KINDS.items()]
     raise ValueError(
         f"format: expected {', '.join(names[:-1])} or {names[-1]}, got '{text}': B is a multiple of 32 from 32 to "
-        "4096; :hadamard and then :stochastic may follow B"
+        "4096, for eden a power of two up to 512; :stochastic may follow B of int8 and int4"
     )
+
+
+def _is_block_size(kind: Kind, size: int) -> bool:
+    return size & (size - 1) == 0 and 32 <= size <= 512 if kind.levels else size <= 4096 and size % 32 == 0
 
 
 @dataclass(frozen=True)
@@ -114,9 +124,11 @@ def encode(values: Values, format: str, *, seed: int = 0, first_element: int = 0
     elif parsed.kind == "bf16":
         wire[: layout.codes_bytes] = narrow(widen(values), "bfloat16").view(np.uint8)
     else:
-        floats = rotate(widen(values)) if parsed.hadamard else widen(values)
+        floats = rotate(widen(values), parsed.rotation) if parsed.rotation else widen(values)
         offsets = random_offsets(seed, first_element, values.size) if parsed.stochastic else None
-        scales, codes = _quantize(floats, parsed, offsets)
+        levels = KINDS[parsed.kind].levels
+        quantized = quantize_eden(floats, parsed.block_size, levels) if levels else _quantize(floats, parsed, offsets)
+        scales, codes = quantized
         wire[: 2 * layout.num_blocks] = scales.view(np.uint8)
         wire[layout.codes_offset :][: layout.codes_bytes] = _pack(codes, KINDS[parsed.kind].bits)
     return wire
@@ -129,8 +141,8 @@ def decode(wire: Bytes, format: str, num_elements: int, dtype: str, *, wire_dtyp
     if (parsed.kind == "exact" and held == dtype) or (parsed.kind == "bf16" and dtype == "bfloat16"):
         return wire[: num_elements * DTYPES[dtype].itemsize].view(DTYPES[dtype]).copy()
     terms = _terms(wire, format, held, num_elements)
-    if parsed.hadamard:
-        terms = rotate_back(terms)
+    if parsed.rotation:
+        terms = rotate_back(terms, parsed.rotation)
     limit = np.float32(LARGEST_FINITE[dtype])
     return narrow(np.where(np.isfinite(terms), np.clip(terms, -limit, limit), terms), dtype)
 
@@ -161,40 +173,6 @@ def decode_sum_encode(
     """Return the wire of the float32 sum of ``wires``, as in decode_sum."""
     total = narrow(_sum(wires, num_elements, wire_dtype), "float32")
     return encode(total, format, seed=seed, first_element=first_element)
-
-
-def rotate(values: Floats) -> Floats:
-    """values (n,) -> 2^-5 H x for each whole group x of 32 of them, H the Walsh-Hadamard matrix of order 32 in its
-    natural order, (n,). The factor comes first: finite values stay finite. The last n % 32 values stay as they are."""
-    rotated = values.copy()
-    groups = rotated[: values.size // 32 * 32].reshape(-1, 32)
-    with np.errstate(all="ignore"):
-        groups[:] = _hadamard(groups * np.float32(2.0**-5))
-    return rotated
-
-
-def rotate_back(terms: Floats) -> Floats:
-    """terms (n,) -> H y for each whole group y of 32 of them (n,): the inverse. Finite values stay finite: a group with
-    magnitudes of 2^123 or more is scaled down by 2^5 before and up after, and saturates."""
-    rotated = terms.copy()
-    groups = rotated[: terms.size // 32 * 32].reshape(-1, 32)
-    limit = np.float32(LARGEST_FINITE["float32"])
-    with np.errstate(all="ignore"):
-        is_large = ~(np.abs(groups).max(axis=1, initial=0) < 2.0**123)[:, None]
-        plain, scaled = _hadamard(groups), _hadamard(groups * np.float32(2.0**-5))
-        saturated = np.where(np.isfinite(scaled), np.clip(scaled * np.float32(32), -limit, limit), scaled)
-    groups[:] = np.where(is_large, saturated, plain)
-    return rotated
-
-
-def _hadamard(groups: Floats) -> Floats:
-    """groups (m, 32) -> H x for each (m, 32): five steps of sums and differences, of elements 1, 2, 4, 8 and 16 apart,
-    in this order, each rounded to float32."""
-    for step in (1, 2, 4, 8, 16):
-        pairs = groups.reshape(-1, 16 // step, 2, step)
-        first, second = pairs[:, :, 0], pairs[:, :, 1]
-        groups = np.stack([first + second, first - second], axis=2).reshape(-1, 32)
-    return groups
 
 
 def random_offsets(seed: int, first_element: int, num_elements: int) -> Floats:
@@ -254,7 +232,7 @@ def _quantize(values: Floats, format: Format, offsets: Floats | None) -> tuple[N
     finite = np.isfinite(absmax)
     quotient = np.where(finite, absmax, np.float32(0)) / np.float32(kind.max_code)
     rounded_up = ((quotient.view(np.uint32) + 0xFFFF) & 0xFFFF0000).view(np.float32)
-    scales = np.clip(rounded_up, MIN_SCALE, np.float32(LARGEST_FINITE["bfloat16"]))
+    scales: Floats = np.maximum(rounded_up, MIN_SCALE)
     with np.errstate(all="ignore"):
         scaled = blocks * (np.float32(1) / scales)[:, None]
     scaled[~finite] = 0
@@ -317,7 +295,11 @@ def _terms(wire: Bytes, format: str, dtype: str, num_elements: int, factor: floa
         if parsed.kind == "bf16":
             return widen(packed.view(np.uint16)) * np.float32(factor)
         patterns = _unpack(packed, KINDS[parsed.kind].bits, num_elements)
-        codes = _from_e4m3(patterns) if parsed.kind == "fp8" else patterns.view(np.int8).astype(np.float32)
+        levels = KINDS[parsed.kind].levels
+        if levels:
+            codes = np.array([*levels, *(-level for level in levels)], np.float32)[patterns & (2 * len(levels) - 1)]
+        else:
+            codes = _from_e4m3(patterns) if parsed.kind == "fp8" else patterns.view(np.int8).astype(np.float32)
         scales = widen(wire[: 2 * layout.num_blocks].view(np.uint16)) * np.float32(factor)
         scales = np.clip(scales, -limit, limit)  # NaN stays NaN
         terms = codes * np.repeat(scales, parsed.block_size)[:num_elements]
@@ -326,22 +308,24 @@ def _terms(wire: Bytes, format: str, dtype: str, num_elements: int, factor: floa
 
 
 def _sum(wires: Sequence[WireAndFormat], num_elements: int, wire_dtype: str) -> Floats:
-    """Sum the rotated wires, in order, and rotate back; then add the others, in order. Codes are added to 0."""
-
-    def is_rotated(wire: WireAndFormat) -> bool:
-        return parse_format(wire[1]).hadamard
-
+    """Sum the wires of each rotation, in order, and rotate each sum back. Add these sums, then the other wires, in
+    order. Codes are added to 0."""
     total: Floats | None = None
+    rotations = [parse_format(wire[1]).rotation for wire in wires]
     with np.errstate(all="ignore"):
-        for rotated in (True, False):
-            for wire, format, *factor in (w for w in wires if is_rotated(w) == rotated):
+        for rotation in [*dict.fromkeys(size for size in rotations if size), 0]:
+            same = [wire for wire, size in zip(wires, rotations, strict=True) if size == rotation]
+            part: Floats | None = None if rotation else total
+            for wire, format, *factor in same:
                 term = _terms(wire, format, wire_dtype, num_elements, *factor)
-                if total is None:
-                    total = term + np.float32(0) if parse_format(format).block_size else term
+                if part is None:
+                    part = term + np.float32(0) if parse_format(format).block_size else term
                 else:
-                    total = total + term
-            if rotated and total is not None:
-                total = rotate_back(total)
+                    part = part + term
+            if rotation and part is not None:
+                part = rotate_back(part, rotation)
+                part = part if total is None else total + part
+            total = part
     if total is None:
         raise ValueError("wires: expected at least one, got none")
     return total

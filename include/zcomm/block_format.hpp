@@ -2,6 +2,7 @@
 // docs/numerics.md the errors.
 #pragma once
 
+#include <compare>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,7 +16,7 @@ namespace zcomm {
 struct ElementTraits {
   std::string_view name;  // as BlockFormat::parse() reads it, without a block size
   int code_bits;          // bits of a code; 0: a code has the size of the values' dtype
-  float max_code;         // the largest magnitude of a code; 0 for kinds without scales
+  float max_code;         // the largest magnitude that a code stands for; 0 for kinds without scales
   bool stochastic;        // whether codes can be rounded stochastically
 };
 
@@ -30,24 +31,29 @@ std::span<const ElementTraits> all_traits();
 inline constexpr int kMinBlockSize = 32;
 inline constexpr int kMaxBlockSize = 4096;
 
+// The most elements that are rotated together. A kind that rotates blocks takes powers of two up to it.
+inline constexpr int kMaxRotation = 512;
+
+// Returns true for the kinds of EDEN.
+constexpr bool rotates_blocks(ElementKind kind) { return kind >= ElementKind::eden2 && kind <= ElementKind::eden4; }
+
 // Format of encoded values. The default sends values uncompressed.
 //
 // Every format takes float32, bfloat16 and float16 values; `exact` also takes DType::byte_pairs.
 struct BlockFormat {
   ElementKind kind = ElementKind::exact;
   int block_size = 0;       // elements that share a scale; 0 for kinds without scales
-  bool hadamard = false;    // rotates groups of 32 elements before encoding, which spreads outliers
   bool stochastic = false;  // rounds codes up or down at random, so that their expected value is the exact one
 
-  // Parses "exact", "bf16", or KIND:B with optional ":hadamard" and then ":stochastic".
-  // KIND is int8, int6, int4, int2 or fp8. B is the block size: a multiple of 32 from 32 to 4096, in elements.
-  // Throws ArgumentError on any other text, and on fp8 with ":stochastic". The message lists what is accepted.
+  // Parses "exact", "bf16", "int8:B", "int4:B", both with an optional ":stochastic", "fp8:B", or "edenK:B".
+  // B is the block size in elements: a multiple of 32 from 32 to 4096. K is 2, 3 or 4; there B is a power of two up to
+  // 512. Throws ArgumentError on any other text. The message lists what is accepted.
   //
   // Example:
   //   const BlockFormat weights = BlockFormat::parse("int8:256");
-  //   const BlockFormat gradients = BlockFormat::parse("int4:128:hadamard:stochastic");
+  //   const BlockFormat gradients = BlockFormat::parse("int4:128:stochastic");
   //   assert(weights.has_scales() && weights.block_size == 256);
-  //   assert(gradients.to_string() == "int4:128:hadamard:stochastic");
+  //   assert(gradients.to_string() == "int4:128:stochastic");
   //   try {
   //     BlockFormat::parse("int8:33");
   //   } catch (const ArgumentError& error) {
@@ -62,9 +68,14 @@ struct BlockFormat {
   // Codecs and plans throw ArgumentError on a format that is not valid.
   bool is_valid() const;
 
+  // Returns the number of elements that are rotated together, 0 without a rotation. Wires of different formats with
+  // equal rotations may be summed before they are rotated back.
+  int rotation() const { return rotates_blocks(kind) ? block_size : 0; }
+
   // Returns true if a wire of this format starts with scales, one per block.
   bool has_scales() const { return block_size != 0; }
   friend bool operator==(const BlockFormat&, const BlockFormat&) = default;
+  friend auto operator<=>(const BlockFormat&, const BlockFormat&) = default;
 };
 
 // Formats by link. A hierarchical collective uses one per hop; a flat one uses one per receiver.
@@ -85,6 +96,7 @@ struct HopFormats {
   // Returns true if both formats send values uncompressed.
   bool is_exact() const { return intra_node.kind == ElementKind::exact && inter_node.kind == ElementKind::exact; }
   friend bool operator==(const HopFormats&, const HopFormats&) = default;
+  friend auto operator<=>(const HopFormats&, const HopFormats&) = default;
 };
 
 }  // namespace zcomm

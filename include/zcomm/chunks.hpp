@@ -44,8 +44,8 @@ using GatherSegments = std::span<const Segment<BlockFormat>>;
 using ReduceSegments = std::span<const Segment<HopFormats>>;
 
 // Returns the upper bound of a chunk, in elements of one slot.
-// `num_slots` is the number of ranks; `length` is that of the longest slot; `parts` is the number of chunks in which
-// hops and codec of a long call overlap well enough.
+// `num_slots` is the number of ranks, and `length` the length of the longest slot. `parts` is the number of chunks of a
+// long call: enough for its hops and its codec to overlap.
 //
 // A chunk of 128 MiB over all slots fills every link. Longer calls have `parts` chunks, not more: beside matrix
 // products each kernel and each group of NCCL waits until a product ends, and every chunk adds some. 2^30 / `parts`

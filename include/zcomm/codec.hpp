@@ -57,9 +57,9 @@ struct Decode {
 
 // Job that computes values = factor * (wires[0] + wires[1] + ...), each wire times its own factor.
 //
-// Rotated wires are added first, in the order given, and their sum is rotated back. Then the others are added in the
-// order given. Sums and the product are float32, and the result is rounded once, to nearest even.
-// All dtypes must be floats. `values` may be the memory of an exact wire of the same dtype.
+// A codec first sums the wires of each rotation, in the order given, and rotates each sum back.
+// Then it adds the other wires in the order given. Sums and the product are float32, and the result is rounded once, to
+// nearest even. All dtypes must be floats. `values` may be the memory of an exact wire of the same dtype.
 struct DecodeSum {
   std::span<const Wire> wires;  // at least one
   float factor = 1.0f;
@@ -88,11 +88,10 @@ struct DecodeSumEncode {
 // Every call throws ArgumentError on an invalid job, before any job begins: a null or misaligned address, a format that
 // is not valid, or a dtype that the format does not take.
 //
-// Arithmetic: a block's scale is max(|x|) / max_code rounded up to bfloat16, at least 2^-126. A code is x * (1 /
-// scale), rounded to nearest even or stochastically. A decoded value is code * scale in float32.
-// A NaN or an infinity anywhere in a block makes the whole block NaN. A block of finite values never decodes to
-// infinity: `decode` saturates at the largest finite value of its output type, a term of a sum at the largest finite
-// float32.
+// Arithmetic, but for EDEN's kinds: a block's scale is max(|x|) / max_code rounded up to bfloat16, at least 2^-126. A
+// code is x * (1 / scale), rounded to nearest even or stochastically. A decoded value is code * scale in float32. A NaN
+// or an infinity anywhere in a block makes the whole block NaN. A block of finite values never decodes to infinity:
+// `decode` saturates at the largest finite value of its output type, a term of a sum at the largest finite float32.
 //
 // Example, on a CPU:
 //   std::vector<float> numbers(1000, 0.5f);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "zcomm/nccl.hpp"
 #include "zcomm/operation.hpp"
 
 namespace zcomm {
@@ -85,6 +86,9 @@ class Communicator {
   // Thread-safe: any thread may call it during another call.
   void abort(const std::string& reason) noexcept { transport_->abort(reason); }
 
+  // As Transport::check_stream(). run() makes this check, too.
+  void check_stream(StreamView stream) const { transport_->check_stream(stream); }
+
   // Blocks the host until the calls in progress on a GPU have completed, at most for their timeouts.
   // abort() ends the wait. The destructor waits, too, but at most 10 s for calls without a timeout.
   void finish() noexcept { transport_->finish(); }
@@ -97,5 +101,11 @@ class Communicator {
   World world_;
   std::uint64_t seed_ = 0;  // of the last call
 };
+
+// Connects a communicator over NCCL on the current CUDA device, with a separate pool of scratch memory. All ranks must
+// make this call. The topology sets `size`, `node_ids` and, if they are empty, `peers`. Ranks compare the topology,
+// `chunk_bytes` and options.agreement. Throws what make_nccl_transport() throws.
+std::unique_ptr<Communicator> make_nccl_communicator(const Topology& topology, NcclOptions options,
+                                                     std::size_t chunk_bytes);
 
 }  // namespace zcomm

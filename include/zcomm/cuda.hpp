@@ -4,6 +4,7 @@
 // RelaxedCaptureGuard does nothing there, and everything else throws Error that says so.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -61,6 +62,9 @@ inline bool is_capturing(StreamView stream) { return capture_of(stream) != 0; }
 
 // Makes `stream` wait for the work that is queued on `earlier` now. Does not block the host.
 void wait_for(StreamView stream, StreamView earlier);
+
+// Queues a copy within the memory of a GPU on `stream`.
+void copy(std::byte* target, const std::byte* source, std::size_t num_bytes, StreamView stream);
 
 // Blocks the host until all work on `stream` has completed.
 void synchronize(StreamView stream);

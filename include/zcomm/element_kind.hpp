@@ -13,13 +13,14 @@ enum class ElementKind : std::uint8_t {
   exact,  // the bytes of the values, uncompressed
   bf16,   // a cast to bfloat16, which halves float32 values
   int8,   // symmetric codes in [-127, 127]
-  int6,   // in [-31, 31], four in three bytes
   int4,   // in [-7, 7], two per byte
-  int2,   // in [-1, 1], four per byte
   fp8,    // floating-point codes: OCP e4m3, 448 at most
+  eden2,  // 2 bits: a rotated block, in the levels that suit normally distributed values best
+  eden3,  // 3 bits, eight codes in three bytes
+  eden4,  // 4 bits
 };
 
 // Number of the kinds above.
-inline constexpr int kNumElementKinds = 7;
+inline constexpr int kNumElementKinds = 8;
 
 }  // namespace zcomm

@@ -69,6 +69,11 @@ struct NcclOptions {
   // Ranks to connect with at the start, usually Topology::peers(). Two ranks must name each other. Empty: all ranks.
   std::vector<int> peers;
 
+  // Node of each rank, as Topology takes them; the same on all ranks. Empty: all ranks are in one node.
+  // In a group of several nodes, the ranks of each node have a second communicator. NCCL gives all pairs of the group's
+  // communicator the few channels that its network needs, over NVLink, too.
+  std::vector<int> node_ids;
+
   // Text that must be equal on all ranks. Peers compare it while they connect, and a mismatch is a TransportError.
   std::string agreement;
 
@@ -105,8 +110,10 @@ struct NcclOptions {
 // A later call never waits for a peer on the host, except for the first one with a rank outside `peers`: NCCL connects
 // the two ranks then.
 //
-// Transfers run on one communicator and one stream of the transport, after the work queued on the caller's stream.
-// A group (see Transport::begin_group) is one NCCL group, that is, one kernel.
+// Transfers run on streams of the transport, after the work queued on the caller's stream: on one between nodes, on
+// another inside the node. A group (see Transport::begin_group) is one NCCL group. It is one kernel of NCCL, or two
+// side by side, if it has messages to other nodes and to the same one. So a GPU needs room for two, of at most 16
+// multiprocessors each before Blackwell.
 //
 // begin() launches an extra group to compare call signatures the first time it sees one, unless the stream is being
 // captured. So either all ranks or none may capture the first call with a signature.

@@ -140,6 +140,9 @@ class [[gnu::visibility("default")]] Transport {
   // Returns the lanes of this rank's device, which live as long as the transport; null if there are none.
   virtual Lanes* lanes() { return nullptr; }
 
+  // Throws ArgumentError if transfers belong to a CUDA graph that is being captured, and `stream` does not.
+  virtual void check_stream(StreamView) const {}
+
   // Throws if an earlier transfer has failed in the meantime, or if a comparison or a watch() has found an error.
   // Never blocks. The default does nothing, because wait() throws on a CPU.
   virtual void check() {}

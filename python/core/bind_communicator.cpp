@@ -105,23 +105,18 @@ std::shared_ptr<BoundCommunicator> connect(int rank, int size, const std::string
                                            const std::vector<int>& node_ids, int device, milliseconds timeout,
                                            std::size_t chunk_bytes, bool connect_all) {
   const Topology topology(node_ids);
+  check_argument(topology.size() == size, "node_ids: expected ", size, " identifiers, got ", topology.size());
   NcclOptions options;
   options.unique_id = id_of(unique_id);
   options.rank = rank;
-  options.size = size;
-  options.peers = connect_all ? topology.others(rank) : topology.peers(rank);
-  options.agreement = "a communicator with chunks of " + std::to_string(chunk_bytes) + " bytes, on nodes";
-  for (int each = 0; each < size; ++each) options.agreement += " " + std::to_string(topology.node(each));
+  if (connect_all) options.peers = topology.others(rank);
   options.connect_timeout = timeout;
   options.interruption = [] {
     check_signals();
     return std::string();
   };
   const CudaDeviceGuard guard(device);
-  auto workspace = make_cuda_workspace();
-  auto codec = make_cuda_codec(*workspace);
-  auto communicator = std::make_unique<Communicator>(make_nccl_transport(options), topology, std::move(codec),
-                                                     std::move(workspace), chunk_bytes);
+  auto communicator = make_nccl_communicator(topology, std::move(options), chunk_bytes);
   return {new BoundCommunicator(std::move(communicator), device), end};
 }
 

@@ -1,6 +1,7 @@
 // Argument checks that every codec makes before it runs a batch of jobs, and helpers that read a format.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -54,6 +55,31 @@ inline void check_rounding(const Rounding& rounding) {
                  "first_element: expected a multiple of ", kMinBlockSize, ", 0 or more, got ", rounding.first_element);
 }
 
+// The different rotations of wires, in the order of their first wires. An array, as calls must not allocate.
+class Rotations {
+ public:
+  explicit Rotations(std::span<const Wire> wires) {
+    for (const Wire& wire : wires) {
+      const int rotation = wire.format.rotation();
+      if (rotation != 0 && std::find(begin(), end(), rotation) == end()) sizes_[num_++] = rotation;
+    }
+  }
+  const int* begin() const { return sizes_; }
+  const int* end() const { return sizes_ + num_; }
+
+ private:
+  int sizes_[5] = {};  // 32, 64, 128, 256 and 512
+  int num_ = 0;
+};
+
+// Checks that sums of `source` wires can be encoded to `target`. A tile has whole blocks of the target, and a codec
+// rotates whole blocks of the source inside it.
+inline void check_summed(BlockFormat source, BlockFormat target) {
+  const bool is_power = (target.block_size & (target.block_size - 1)) == 0;
+  check_argument(!rotates_blocks(source.kind) || is_power,
+                 "format: expected a block size that is a power of two for a sum of ", source, " wires, got ", target);
+}
+
 inline void check_wires(std::span<const Wire> wires, std::int64_t num_elements) {
   check_argument(!wires.empty(), "wires: expected at least one, got none");
   for (const Wire& wire : wires) {
@@ -93,6 +119,7 @@ inline void check(const DecodeSumEncode& job) {
     check_argument(wire.data != job.wire || wire.format == job.format || job.num_elements == 0,
                    "wire: expected memory apart from a wire of another format, ", wire.format, ", got the same");
   }
+  for (const Wire& wire : job.wires) check_summed(wire.format, job.format);
   check_aligned("wire", job.wire, kWireAlignment, job.num_elements);
   check_rounding(job.rounding);
 }

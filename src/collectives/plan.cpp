@@ -268,6 +268,12 @@ ReducePlan::ReducePlan(World world, SlotShape slots, ReduceSegments segments, st
       feedback_(feedback),
       hops_(topology().reduce_hops(rank())) {
   check_float(slots_.dtype);
+  for (const Segment<HopFormats>& segment : segments) {
+    const BlockFormat intra = segment.format.intra_node, inter = segment.format.inter_node;
+    for (const BlockFormat source : {intra, inter}) {
+      for (const BlockFormat target : {intra, inter, feedback.value_or(BlockFormat())}) check_summed(source, target);
+    }
+  }
   if (!feedback) return;
   check_format(*feedback);
   lay_out_residual(*feedback);

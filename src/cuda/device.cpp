@@ -65,6 +65,10 @@ void wait_for(StreamView stream, StreamView earlier) {
   event.make_wait(stream);
 }
 
+void copy(std::byte* target, const std::byte* source, std::size_t num_bytes, StreamView stream) {
+  check_cuda(cudaMemcpyAsync(target, source, num_bytes, cudaMemcpyDeviceToDevice, as_cuda(stream)), "copy");
+}
+
 void synchronize(StreamView stream) {
   check_cuda(cudaStreamSynchronize(as_cuda(stream)), "finish the work of a stream");
 }

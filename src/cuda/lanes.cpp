@@ -5,22 +5,8 @@
 
 namespace zcomm {
 
-CudaLanes::CudaLanes() {
-  int least = 0;
-  int greatest = 0;
-  check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "tell the priorities of streams");
-  for (Lane& lane : lanes_) {
-    check_cuda(cudaStreamCreateWithPriority(&lane.stream, cudaStreamNonBlocking, greatest), "create a stream");
-  }
-}
-
-CudaLanes::~CudaLanes() {
-  for (Lane& lane : lanes_) static_cast<void>(cudaStreamDestroy(lane.stream));
-  static_cast<void>(cudaGetLastError());
-}
-
 StreamView CudaLanes::fork(StreamView stream) {
-  const StreamView lane{lanes_[num_forks_ % lanes_.size()].stream};
+  const StreamView lane = lanes_[num_forks_ % lanes_.size()].stream.view();
   caller_.record(stream);
   caller_.make_wait(lane);
   ++num_forks_;
@@ -30,7 +16,7 @@ StreamView CudaLanes::fork(StreamView stream) {
 void CudaLanes::join(StreamView stream) {
   const std::size_t num_used = std::min(std::exchange(num_forks_, 0), lanes_.size());
   for (std::size_t i = 0; i < num_used; ++i) {
-    lanes_[i].done.record({lanes_[i].stream});
+    lanes_[i].done.record(lanes_[i].stream.view());
     lanes_[i].done.make_wait(stream);
   }
 }

@@ -12,17 +12,12 @@ namespace zcomm {
 // Streams of the device that is current when they are made. A graph that captures a caller's stream captures them, too.
 class CudaLanes final : public Lanes {
  public:
-  CudaLanes();
-  ~CudaLanes() override;
-  CudaLanes(const CudaLanes&) = delete;
-  CudaLanes& operator=(const CudaLanes&) = delete;
-
   StreamView fork(StreamView stream) override;
   void join(StreamView stream) override;
 
  private:
   struct Lane {
-    cudaStream_t stream = nullptr;
+    CudaStream stream;
     Event done;
   };
 

@@ -23,6 +23,7 @@ RelaxedCaptureGuard::RelaxedCaptureGuard() : previous_(0) {}
 RelaxedCaptureGuard::~RelaxedCaptureGuard() = default;
 std::uint64_t capture_of(StreamView) { return 0; }
 void wait_for(StreamView, StreamView) { throw_cuda_missing(); }
+void copy(std::byte*, const std::byte*, std::size_t, StreamView) { throw_cuda_missing(); }
 void synchronize(StreamView) { throw_cuda_missing(); }
 std::unique_ptr<Codec> make_cuda_codec(Workspace&) { throw_cuda_missing(); }
 std::unique_ptr<Workspace> make_cuda_workspace() { throw_cuda_missing(); }

@@ -54,6 +54,29 @@ class CudaBytes {
 using DeviceBytes = CudaBytes<false>;
 using PinnedBytes = CudaBytes<true>;
 
+// Stream of the current device, of the highest priority: what all ranks wait for goes first.
+class CudaStream {
+ public:
+  CudaStream() {
+    int least = 0;
+    int greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "tell the priorities of streams");
+    check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "create a stream");
+  }
+  ~CudaStream() {
+    static_cast<void>(cudaStreamDestroy(stream_));
+    static_cast<void>(cudaGetLastError());
+  }
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  cudaStream_t get() const { return stream_; }
+  StreamView view() const { return {stream_}; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
 // CUDA event: marks the work on a stream when it was recorded. An event that was never recorded is over.
 class Event {
  public:

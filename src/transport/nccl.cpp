@@ -22,6 +22,8 @@ constexpr auto kLookInterval = 100ms;
 NcclTransport::NcclTransport(const NcclOptions& options) : options_(options) {
   check_argument(options.rank >= 0 && options.rank < options.size, "rank: expected 0 to ", options.size - 1, ", got ",
                  options.rank);
+  check_argument(options.node_ids.empty() || options.node_ids.size() == static_cast<std::size_t>(options.size),
+                 "node_ids: expected ", options.size, " identifiers, got ", options.node_ids.size());
   or_fail([this] {
     check_cuda(cudaGetDevice(&device_), "tell the current device");
     lanes_ = std::make_unique<CudaLanes>();
@@ -202,6 +204,15 @@ void NcclTransport::compare(const std::string& call, std::span<const int> peers,
   });
 }
 
+// Asks the transport's stream, as the caller's of an earlier call may be gone.
+void NcclTransport::check_stream(StreamView stream) const {
+  if (has_failed()) return;  // begin() says why
+  const std::uint64_t graph = capture_of({communicator_->stream()});
+  check_argument(graph == 0 || capture_of(stream) == graph,
+                 "stream: expected one of the CUDA graph that is captured with calls of this group, got another: wait "
+                 "for the end of the capture");
+}
+
 void NcclTransport::check() {
   throw_if_failed();
   try {
@@ -308,6 +319,7 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
     is_launching_ = true;
     wake_watchdog();
     communicator_->follow(stream);
+    communicator_->fork(group.messages);
     {
       const std::lock_guard lock(communicator_->mutex());
       if (give_up_) throw TransportError("gave up to start a transfer: the transport was aborted");
@@ -316,6 +328,7 @@ void NcclTransport::launch(NcclGroup& group, StreamView stream) {
         look(what, /*asks_peers=*/false);
       });
     }
+    communicator_->join(group.messages);
     group.done.record({communicator_->stream()});
     if (!group.is_captured) {
       const std::lock_guard lock(groups_mutex_);
@@ -377,16 +390,6 @@ void NcclTransport::give_up(const NcclGroup& group) noexcept {
   } catch (const Error&) {
     // The device is lost, and its memory with it.
   }
-}
-
-NcclUniqueId make_nccl_unique_id() {
-  const nccl::Library& nccl = nccl::library();
-  NcclUniqueId id;
-  const nccl::Result result = nccl.GetUniqueId(&id);
-  if (result != nccl::Result::success) {
-    throw TransportError(std::string("NCCL could not name a group of ranks: ") + nccl.GetErrorString(result));
-  }
-  return id;
 }
 
 std::unique_ptr<Transport> make_nccl_transport(const NcclOptions& options) {

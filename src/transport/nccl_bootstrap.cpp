@@ -36,7 +36,7 @@ void gather(nccl::Comm communicator, std::vector<Slot>& slots, int rank, const s
   const auto wait = [&](auto&& is_over) {
     for (; !is_over(); std::this_thread::sleep_for(std::chrono::microseconds(200))) keep_waiting();
   };
-  const Slot& own = slots[static_cast<std::size_t>(rank)];
+  auto own = std::make_unique<Slot>(slots[static_cast<std::size_t>(rank)]);
   const std::size_t num_bytes = slots.size() * sizeof(Slot);
   auto memory = std::make_unique<DeviceBytes>(num_bytes);
   auto* const on_device = reinterpret_cast<Slot*>(memory->data());
@@ -44,7 +44,7 @@ void gather(nccl::Comm communicator, std::vector<Slot>& slots, int rank, const s
   cudaStream_t stream = nullptr;
   check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
   try {
-    check_cuda(cudaMemcpyAsync(on_device + rank, &own, sizeof(Slot), cudaMemcpyHostToDevice, stream), "copy");
+    check_cuda(cudaMemcpyAsync(on_device + rank, own.get(), sizeof(Slot), cudaMemcpyHostToDevice, stream), "copy");
     check(nccl::library().AllGather(on_device + rank, on_device, sizeof(Slot), nccl::kInt8, communicator, stream));
     wait([&] { return is_launched(communicator); });
     done.record({stream});
@@ -54,12 +54,23 @@ void gather(nccl::Comm communicator, std::vector<Slot>& slots, int rank, const s
   } catch (...) {
     // Leaves memory and stream behind: the all-gather may still be under way, and its communicator's owner ends it.
     static_cast<void>(memory.release());  // NOLINT(bugprone-unused-return-value): left behind
+    static_cast<void>(own.release());     // NOLINT(bugprone-unused-return-value): left behind
     throw;
   }
   check_cuda(cudaStreamDestroy(stream), "destroy a stream");
 }
 
 }  // namespace
+
+NcclUniqueId make_nccl_unique_id() {
+  const nccl::Library& nccl = nccl::library();
+  NcclUniqueId id;
+  const nccl::Result result = nccl.GetUniqueId(&id);
+  if (result != nccl::Result::success) {
+    throw TransportError(std::string("NCCL could not name a group of ranks: ") + nccl.GetErrorString(result));
+  }
+  return id;
+}
 
 NcclBootstrap bootstrap_over_nccl(void* communicator, std::uint64_t token, std::chrono::milliseconds timeout,
                                   const std::function<void()>& look) {

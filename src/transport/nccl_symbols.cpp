@@ -12,8 +12,21 @@ namespace {
 
 constexpr const char* kSoname = "libnccl.so.2";
 
+// Returns the library, or null. Ignores zcomm's front, which may have NCCL's file name.
+void* open_real(const char* name, int more_flags = 0) {
+  void* handle = dlopen(name, RTLD_NOW | RTLD_LOCAL | more_flags);
+  return handle == nullptr || dlsym(handle, kFrontMark) == nullptr ? handle : nullptr;
+}
+
 // Returns the copy that the process has mapped, or null.
-void* find_mapped(const char* name) { return dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD); }
+void* find_mapped(const char* name) { return open_real(name, RTLD_NOLOAD); }
+
+std::string last_error() {
+  const char* text = dlerror();
+  return text == nullptr ? "it is zcomm's front of NCCL" : text;
+}
+
+}  // namespace
 
 std::string path_of(void* handle) {
   link_map* map = nullptr;
@@ -21,13 +34,8 @@ std::string path_of(void* handle) {
                                                                                                   : kSoname;
 }
 
-std::string last_error() {
-  const char* text = dlerror();
-  return text == nullptr ? "unknown error" : text;
-}
-
 // Prefers a mapped copy: copies cannot share communicators, and two copies compete for the same devices.
-void* find(const std::string& named_path, const std::string& wheel_path) {
+void* open(const std::string& named_path, const std::string& wheel_path) {
   void* mapped = find_mapped(kSoname);
   if (!named_path.empty()) {
     if (void* handle = find_mapped(named_path.c_str())) return handle;
@@ -35,23 +43,21 @@ void* find(const std::string& named_path, const std::string& wheel_path) {
       throw TransportError("ZCOMM_NCCL_LIB names " + named_path + ", but this process has NCCL already, from " +
                            path_of(mapped) + ": name that file, or load the other one first, with LD_PRELOAD");
     }
-    if (void* handle = dlopen(named_path.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
+    if (void* handle = open_real(named_path.c_str())) return handle;
     throw TransportError("ZCOMM_NCCL_LIB names a library that cannot be opened: " + last_error());
   }
   if (mapped != nullptr) return mapped;
   std::string tried;
   for (const std::string& name : {wheel_path, std::string(kSoname)}) {
     if (name.empty()) continue;
-    if (void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
+    if (void* handle = open_real(name.c_str())) return handle;
     tried += "; " + last_error();
   }
   throw TransportError("NCCL was not found (pip install nvidia-nccl-cu13, or set ZCOMM_NCCL_LIB to its file)" + tried);
 }
 
-}  // namespace
-
 Library open_library(const std::string& named_path, const std::string& wheel_path) {
-  void* handle = find(named_path, wheel_path);
+  void* handle = open(named_path, wheel_path);
   Library library;
   library.path = path_of(handle);
   const auto resolve = [&]<class Function>(Function& function, const char* name) {
@@ -73,6 +79,13 @@ Library open_library(const std::string& named_path, const std::string& wheel_pat
                          library.path + ": earlier ones can hang or crash in an abort");
   }
   return library;
+}
+
+void check_environment() {
+  const char* text = std::getenv("NCCL_COMM_BLOCKING");
+  if (text == nullptr || std::string(text) == "0") return;
+  throw TransportError(std::string("NCCL_COMM_BLOCKING: expected it unset or 0, got ") + text +
+                       ": a communicator that blocks cannot be aborted");
 }
 
 const Library& library(const std::string& wheel_path) {

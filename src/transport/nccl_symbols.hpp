@@ -4,6 +4,7 @@
 
 #include <climits>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "zcomm/nccl.hpp"
@@ -31,11 +32,13 @@ using Stream = ::CUstream_st*;
 
 inline constexpr int kUndefined = INT_MIN;
 
+inline constexpr unsigned kMagic = 0xcafebeef;  // of configurations
+
 // Configuration, as NCCL 2.32.3 declares it. Releases only append fields, so that the configuration of each is a
 // prefix. A library reads `size` bytes of it; `version` says which of these fields the caller knows.
 struct Config {
   std::size_t size = 0;
-  unsigned magic = 0xcafebeef;
+  unsigned magic = kMagic;
   unsigned version = 0;
   int blocking = kUndefined;
   int cga_cluster_size = kUndefined;
@@ -64,8 +67,8 @@ struct Config {
 
 inline constexpr int kNewestConfig = 23203;  // version of the release that Config follows
 
-// Returns the configuration that the nccl.h of this release initializes; for later releases, that of the newest one
-// known here. Fields beyond its size may be set, and are not read.
+// Returns the configuration as the nccl.h of this release initializes it. Releases after kNewestConfig get that of
+// kNewestConfig. NCCL does not read fields beyond `size`.
 //
 // Compared with the nccl.h of 2.18.1, 2.18.3, 2.21.5, 2.23.4, 2.26.2, 2.27.3, 2.27.7, 2.28.3, 2.28.7, 2.28.9, 2.29.2,
 // 2.29.3, 2.29.7, 2.30.3, 2.30.4, 2.30.7, 2.31.2 and 2.32.3.
@@ -84,6 +87,28 @@ constexpr Config config_of(int version) {
   return config;
 }
 
+// Vendor option in the configuration of one call. NCCL ignores all of them.
+struct ConfigExt {
+  const ConfigExt* next;
+  int vendor_id;
+  int option_id;
+  union {
+    const char* text;
+    void* raw;
+  } value;
+};
+
+// Configuration of one call, as NCCL 2.32.3 declares it. Releases only append fields.
+struct CollConfig {
+  std::size_t size = 0;
+  unsigned magic = kMagic, version = 0;
+  const ConfigExt* ext = nullptr;
+  int limits[4] = {};
+  const char* algorithms = nullptr;
+  std::byte unread[16] = {};  // policies, a profiler's tag
+  void* launch_completion_event = nullptr;
+};
+
 // F(name after "nccl", result, parameters)
 #define ZCOMM_NCCL_FUNCTIONS(F)                                            \
   F(GetVersion, Result, (int*))                                            \
@@ -91,6 +116,7 @@ constexpr Config config_of(int version) {
   F(GetErrorString, const char*, (Result))                                 \
   F(GetLastError, const char*, (Comm))                                     \
   F(CommInitRankConfig, Result, (Comm*, int, NcclUniqueId, int, Config*))  \
+  F(CommSplit, Result, (Comm, int, int, Comm*, Config*))                   \
   F(CommCount, Result, (Comm, int*))                                       \
   F(CommUserRank, Result, (Comm, int*))                                    \
   F(CommCuDevice, Result, (Comm, int*))                                    \
@@ -112,8 +138,21 @@ struct Library {
 #undef ZCOMM_DECLARE
 };
 
-// Opens a library as load_nccl() does; `named_path` is the value of ZCOMM_NCCL_LIB.
+// Function that only zcomm's front of NCCL has: see src/front.
+inline constexpr const char* kFrontMark = "zcomm_front_library";
+
+// Returns the handle of the library that load_nccl() opens; `named_path` is the value of ZCOMM_NCCL_LIB. Throws
+// TransportError if there is none.
+void* open(const std::string& named_path, const std::string& wheel_path);
+
+// Returns the file of a library.
+std::string path_of(void* handle);
+
+// Opens a library as load_nccl() does, with all functions.
 Library open_library(const std::string& named_path, const std::string& wheel_path);
+
+// Rejects NCCL_COMM_BLOCKING: it overrides the configuration, and blocking calls can neither time out nor be aborted.
+void check_environment();
 
 // Returns the library of load_nccl().
 const Library& library(const std::string& wheel_path = {});

@@ -59,16 +59,24 @@ class NcclTexts {
   Event fetched_;
 };
 
+// Communicator of the ranks of this node: see NcclOptions::node_ids.
+struct NodeCommunicator {
+  // NCCL writes it while the group's communicator is in progress.
+  nccl::Comm load() { return std::atomic_ref(communicator).load(); }
+
+  nccl::Comm communicator = nullptr;
+  CudaStream stream;
+  std::vector<int> ranks;  // in it, of each rank of the group; -1: on another node
+  Event begin;
+  Event end;
+};
+
 // NCCL communicator, for one thread inside NCCL at a time. The caller holds mutex(), except for mutex(), stream(),
-// texts(), follow() and abort(). All calls except abort() are non-blocking in NCCL: they poll what NCCL does in the
-// background and throw soon after `patience` ends. So the mutex is never held for long.
+// texts(), abort(), and what orders streams: CUDA blocks the host where a launch queue is full. All calls except
+// abort() are non-blocking in NCCL: they poll what NCCL does in the background and throw soon after `patience` ends. So
+// the mutex is never held for long. Before it is destroyed, it needs close(), abort() or forget().
 class NcclCommunicator {
  public:
-  NcclCommunicator();
-  ~NcclCommunicator();  // requires close(), abort() or forget() before
-  NcclCommunicator(const NcclCommunicator&) = delete;
-  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
-
   // Throws while this thread, or the whole process, captures a graph: NCCL connects with calls that captures forbid.
   void check_not_capturing() const;
   // Meets all ranks, then connects with `peers`, so that later groups do not wait for these. If `peers` are all other
@@ -76,7 +84,7 @@ class NcclCommunicator {
   void connect(const NcclOptions& options, std::span<const int> peers, const WaitGuard& patience);
 
   std::mutex& mutex() { return mutex_; }
-  cudaStream_t stream() const { return stream_; }
+  cudaStream_t stream() const { return stream_.get(); }
   // Returns memory that is not used, and marks it as used. It lives as long as this object, because freeing it waits
   // for the device.
   NcclTexts& texts();
@@ -85,7 +93,11 @@ class NcclCommunicator {
   // transfers only on their own stream, after Transfer::wait. So a buffer that a later chunk reuses is free by then.
   void follow(StreamView stream);
 
-  // Starts a group; on return it is queued on stream(). Throws TransportError if the thread has a group open, and
+  // Order the node's stream behind stream() before a group of these messages, and stream() behind it afterwards.
+  void fork(const NcclMessages& messages);
+  void join(const NcclMessages& messages);
+
+  // Starts a group; on return it is queued on its streams. Throws TransportError if the thread has a group open, and
   // leaves the communicator open for good.
   void run(const NcclMessages& messages, const WaitGuard& patience);
 
@@ -103,19 +115,27 @@ class NcclCommunicator {
   void forget() noexcept { communicator_ = nullptr; }
 
  private:
+  void split(const NcclOptions& options, nccl::Config config, const WaitGuard& patience);
   void connect_peers(std::span<const int> peers, const std::string& agreement, const WaitGuard& patience);
   void check(nccl::Result result, const char* what) const;
-  void settle(const char* what, const WaitGuard& patience) const;
-  [[noreturn]] void fail(nccl::Result result, const char* what) const;
+  // Adds the messages inside the node, or the others, to the open group. Returns the first error.
+  nccl::Result add(const NcclMessages& messages, bool inside) const;
+  bool has_inside(const NcclMessages& messages) const;
+  bool is_inside(int peer) const { return node_ && node_->ranks[static_cast<std::size_t>(peer)] >= 0; }
+  // Waits until NCCL has finished a call on this communicator.
+  void settle(nccl::Comm communicator, const char* what, const WaitGuard& patience) const;
+  void close(nccl::Comm& communicator, const WaitGuard& patience);
 
   const nccl::Library& nccl_ = nccl::library();
   std::mutex mutex_;
   nccl::Comm communicator_ = nullptr;
   int rank_ = 0;
   int size_ = 1;
-  cudaStream_t stream_ = nullptr;
+  CudaStream stream_;                       // highest priority: a late transfer delays all other ranks
+  std::unique_ptr<NodeCommunicator> node_;  // null: all messages go over the group's
   Event caller_;
   std::vector<std::unique_ptr<NcclTexts>> texts_;
+  std::optional<DeviceBytes> large_;  // what the first large gather has moved
 };
 
 // Collective, from one begin() to the next.
@@ -154,6 +174,7 @@ class NcclTransport final : public Transport {
   void end_group(StreamView stream) override;
   bool is_stream_ordered() const override { return true; }
   Lanes* lanes() override { return lanes_.get(); }
+  void check_stream(StreamView stream) const override;
   void check() override;
   void watch(DeferredCheck finding) override;
   void finish() noexcept override { finish_transfers(std::chrono::steady_clock::time_point::max()); }

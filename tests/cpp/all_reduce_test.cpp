@@ -2,11 +2,13 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <utility>
 
 #include "calls.hpp"
 #include "collective_runs.hpp"
 #include "sanitizers.hpp"
 #include "zcomm/call.hpp"
+#include "zcomm/error.hpp"
 
 namespace zcomm {
 namespace {
@@ -119,6 +121,21 @@ TEST_CASE("all_reduce: the same bits whatever the chunks, where blocks are of si
         CHECK((run(chunk_bytes) == whole));
       }
     }
+  }
+}
+
+TEST_CASE("a reduction by EDEN refuses odd blocks for its sums, in a hop and in a residual, when it is planned") {
+  const World world{Topology(std::vector<int>{0, 0, 1, 1}), 0};
+  const auto planned = [&](const char* formats, const char* residual) {
+    AllReducePlan(world, 64, DType::float32, HopFormats::parse(formats), BlockFormat::parse(residual));
+  };
+  CHECK_NOTHROW(planned("eden2:128/int8:64", "int8:256"));
+  for (const auto& [formats, residual] :
+       {std::pair("eden2:128/int8:96", "bf16"), {"int8:96/eden2:128", "bf16"}, {"int8:64/eden2:128", "int8:96"}}) {
+    CHECK_THROWS_WITH_AS(
+        planned(formats, residual),
+        "format: expected a block size that is a power of two for a sum of eden2:128 wires, got int8:96",
+        ArgumentError);
   }
 }
 

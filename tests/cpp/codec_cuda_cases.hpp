@@ -145,9 +145,9 @@ inline std::vector<BlockFormat> block_formats() {
       formats.push_back({kind, size});
     }
   }
-  for (const char* text : {"int6:32", "int6:96", "int6:4096", "int6:64:stochastic", "int2:32", "int2:1056", "fp8:64",
-                           "fp8:480:hadamard", "int8:32:hadamard", "int4:32:stochastic", "int4:96:hadamard",
-                           "int4:2048:hadamard:stochastic", "int2:256:hadamard"}) {
+  for (const char* text : {"fp8:64", "fp8:96", "fp8:480", "fp8:4096", "int8:64:stochastic", "int8:1056:stochastic",
+                           "int4:32:stochastic", "int4:2048:stochastic", "eden2:32", "eden2:128", "eden2:256",
+                           "eden2:512", "eden3:32", "eden3:64", "eden3:256", "eden4:32", "eden4:512"}) {
     formats.push_back(BlockFormat::parse(text));
   }
   return formats;
@@ -233,19 +233,30 @@ const std::vector<std::vector<Wires::Kind>> kMixes = {
     {{{ElementKind::int4, 480}}, {{}, DType::float16}, {{ElementKind::bf16}}, {{}, DType::bfloat16}},
     {{{}, DType::bfloat16}},
     {{{}, DType::float32, -0.5f},
-     {{ElementKind::int4, 64, true}},
+     {{ElementKind::eden4, 64}},
      {{ElementKind::int8, 96}, DType::float32, 0.9f},
-     {{ElementKind::int6, 160, true, true}},
-     {{ElementKind::int4, 64, true}},
+     {{ElementKind::int8, 160}},
+     {{ElementKind::eden3, 64}},
      {{ElementKind::fp8, 32}},
-     {{ElementKind::int2, 96}, DType::bfloat16, -3e30f},
+     {{ElementKind::int4, 96}, DType::bfloat16, -3e30f},
      {{ElementKind::int4, 32}}},
-    {{{ElementKind::int4, 128, true}}},
+    {{{ElementKind::eden4, 32}}},
     {{{ElementKind::bf16}, DType::float32, 0.5f, true},
      {{ElementKind::int8, 64}, DType::float32, 1.0f, true},
-     {{ElementKind::int4, 32, true}, DType::float32, 0.75f, true},
+     {{ElementKind::eden4, 32}, DType::float32, 0.75f, true},
      {{}, DType::float16, 1.0f, true}},
+    {{{ElementKind::eden2, 128}}},
+    {{{}, DType::float32, -1.5f}, {{ElementKind::eden3, 64}}, {{ElementKind::int8, 96}}, {{ElementKind::eden2, 128}}},
+    {{{ElementKind::eden4, 512}, DType::bfloat16, 0.75f, true}, {{ElementKind::bf16}}},
+    {{{ElementKind::eden4, 64}}, {{ElementKind::eden2, 32}, DType::float16}},
 };
+
+// Tells whether a sum of these wires can be encoded to `format`.
+inline bool can_encode(const Wires& wires, BlockFormat format) {
+  const bool is_power = (format.block_size & (format.block_size - 1)) == 0;
+  return is_power || std::none_of(wires.host.begin(), wires.host.end(),
+                                  [](const Wire& wire) { return rotates_blocks(wire.format.kind); });
+}
 
 inline void check_sum(const Codecs& codecs, Wires& wires, std::int64_t n, float factor, DType dtype,
                       std::size_t offset) {

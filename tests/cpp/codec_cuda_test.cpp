@@ -39,7 +39,7 @@ TEST_SUITE("codec on a GPU") {
   TEST_CASE("encodes values at any address, and to formats without scales") {
     const Codecs codecs;
     for (DType dtype : kDTypes) {
-      for (const char* text : {"exact", "bf16", "int8:64", "int4:96", "int8:1024", "int6:32:hadamard"}) {
+      for (const char* text : {"exact", "bf16", "int8:64", "int4:96", "int8:1024", "eden3:32", "eden2:64"}) {
         for (std::int64_t n : {1, 47, 1030, 20000}) {
           for (std::size_t offset = 0; offset < 16; offset += element_size(dtype)) {
             if (kSanitizers && n > 5000 && offset != 0) continue;
@@ -73,7 +73,7 @@ TEST_SUITE("codec on a GPU") {
   TEST_CASE("decodes to any address, and from formats without scales") {
     const Codecs codecs;
     for (DType wire_dtype : kDTypes) {
-      for (const char* text : {"exact", "bf16", "int8:64", "int4:96", "int4:32:hadamard"}) {
+      for (const char* text : {"exact", "bf16", "int8:64", "int4:96", "int4:32", "eden3:128"}) {
         const BlockFormat format = BlockFormat::parse(text);
         for (std::int64_t n : {1, 47, 1030, 20000}) {
           const Bytes wire = encoded(codecs, make_values(wire_dtype, n, 11), wire_dtype, format);
@@ -95,7 +95,7 @@ TEST_SUITE("codec on a GPU") {
 
   TEST_CASE("decodes and sums what no codec wrote") {
     const Codecs codecs;
-    for (const char* text : {"int8:32", "int4:32", "int6:32", "int2:32", "fp8:32", "int2:32:hadamard"}) {
+    for (const char* text : {"int8:32", "int4:32", "fp8:32", "eden2:32", "eden3:32", "eden4:32"}) {
       const BlockFormat format = BlockFormat::parse(text);
       const std::vector<std::uint16_t> scales = unusual_scales();
       const auto n = static_cast<std::int64_t>(32 * scales.size());
@@ -115,18 +115,20 @@ TEST_SUITE("codec on a GPU") {
     }
   }
 
-  TEST_CASE("rotates groups back that overflow for one large term, at every place") {
+  TEST_CASE("rotates blocks back that overflow for two large terms, at every place") {
     const Codecs codecs;
-    constexpr std::size_t kRotated = 32;
-    const std::int64_t n = kRotated * kRotated;
-    const BlockFormat format = BlockFormat::parse("int8:32:hadamard");
+    constexpr std::size_t kBlock = 512;
+    const std::int64_t n = kBlock * kBlock;
+    const BlockFormat format = BlockFormat::parse("eden4:512");
     const WireLayout layout(format, DType::float32, n);
     Bytes wire(layout.num_bytes);
-    for (std::size_t i = 0; i < kRotated * kRotated; ++i) {  // 31 terms are a little less than 2^123, where care begins
-      wire[layout.codes_offset + i] = std::byte{i % kRotated == i / kRotated ? std::uint8_t{127} : std::uint8_t{63}};
+    for (std::size_t i = 0; i < kBlock * kBlock; ++i) {
+      const bool is_large = i % kBlock == i / kBlock || i % kBlock == (i / kBlock + 1) % kBlock;
+      wire[layout.codes_offset + i / 2] |= std::byte{is_large ? std::uint8_t{7} : std::uint8_t{5}} << (i % 2 * 4);
     }
-    const std::vector<std::uint16_t> scales(kRotated, 0x7a00);  // 2^117
-    std::memcpy(wire.data(), scales.data(), 2 * kRotated);
+    // 1.7265625 * 2^112: times 74 it is a little less than 2^119, where care begins; the sum is a little over 2^128.
+    const std::vector<std::uint16_t> scales(kBlock, 0x77dd);
+    std::memcpy(wire.data(), scales.data(), 2 * kBlock);
     Wires wires;
     wires.add(wire, {format}, 0);
     for (DType dtype : kDTypes) {
@@ -172,9 +174,10 @@ TEST_SUITE("codec on a GPU") {
             check_sum(codecs, wires, n, 0.3f, dtype, element_size(dtype));
           }
           for (const char* text : {"exact", "bf16", "int8:32", "int4:256", "int8:96", "int4:4096", "int8:1056",
-                                   "int6:64", "int4:128:hadamard:stochastic", "fp8:4064"}) {
+                                   "eden3:64", "int4:128:stochastic", "fp8:4064", "eden2:128", "eden3:512"}) {
             CAPTURE(text);
-            check_sum_encode(codecs, wires, n, BlockFormat::parse(text));
+            if (can_encode(wires, BlockFormat::parse(text)))
+              check_sum_encode(codecs, wires, n, BlockFormat::parse(text));
           }
         }
       }
@@ -211,14 +214,15 @@ TEST_SUITE("codec on a GPU") {
         check_sum(codecs, wires, n, 1.0f, DType::float32, 4);
         check_sum_encode(codecs, wires, n, BlockFormat::parse("int8:64"));
         check_sum_encode(codecs, wires, n, BlockFormat::parse("exact"));
-        check_sum_encode(codecs, wires, n, BlockFormat::parse("int4:32:hadamard"));
+        check_sum_encode(codecs, wires, n, BlockFormat::parse("eden4:32"));
+        check_sum_encode(codecs, wires, n, BlockFormat::parse("eden2:256"));
       }
     }
   }
 
   TEST_CASE("encodes a sum in the place of one of its wires") {
     const Codecs codecs;
-    for (const char* text : {"int8:64", "int4:32", "int8:2048", "int6:32", "int2:64", "int4:4096:hadamard:stochastic",
+    for (const char* text : {"int8:64", "int4:32", "int8:2048", "eden3:32", "eden2:64", "int4:4096:stochastic",
                              "fp8:96", "exact", "bf16"}) {
       const BlockFormat format = BlockFormat::parse(text);
       for (std::int64_t n : {21, 100, 20001}) {
@@ -297,7 +301,7 @@ TEST_SUITE("codec on a GPU") {
 
   TEST_CASE("batches of unlike jobs, more than fit a launch") {
     const Codecs codecs;
-    const char* texts[] = {"int8:128", "int4:64", "int8:2048:stochastic", "exact", "bf16", "int6:96:hadamard"};
+    const char* texts[] = {"int8:128", "int4:64", "int8:2048:stochastic", "exact", "bf16", "eden3:64"};
     std::vector<Bytes> inputs, wires_expected;
     std::vector<DeviceBuffer> values, wires, decoded, sums, recoded;
     std::vector<Encode> encodes;

@@ -74,9 +74,9 @@ TEST_CASE("promise 2: every instruction set gives the same bytes and touches no 
   const auto baseline = make_cpu_codec("baseline");
   for (const std::string& isa : cpu_isas()) {
     const auto codec = make_cpu_codec(isa);
-    for (const char* text : {"exact", "bf16", "int8:32", "int8:96", "int8:4096", "int4:32", "int4:128", "int6:32",
-                             "int6:96:stochastic", "int2:64", "int2:4096:hadamard", "fp8:32", "fp8:96:hadamard",
-                             "int4:128:hadamard", "int8:64:hadamard:stochastic"}) {
+    for (const char* text :
+         {"exact", "bf16", "int8:32", "int8:96", "int8:4096", "int4:32", "int4:128", "int4:96:stochastic", "int4:4096",
+          "int8:64:stochastic", "fp8:32", "fp8:96", "eden2:32", "eden2:512", "eden3:64", "eden4:128"}) {
       const BlockFormat format = BlockFormat::parse(text);
       for (std::int64_t n : {0, 1, 21, 31, 32, 33, 63, 64, 127, 128, 129, 4095, 4096, 4097, 70001}) {
         if (test::kThreadSanitizer && n > 5000) continue;
@@ -157,7 +157,7 @@ TEST_CASE("a sum that is encoded may overwrite one of its wires") {
   const auto codec = make_cpu_codec();
   const std::int64_t n = 100001;
   std::vector<float> values = ramp(n);
-  for (const char* text : {"exact", "bf16", "int8:96", "int6:32", "int4:4096:hadamard:stochastic", "fp8:1056"}) {
+  for (const char* text : {"exact", "bf16", "int8:96", "eden3:32", "int4:4096:stochastic", "fp8:1056", "eden3:256"}) {
     CAPTURE(text);
     const BlockFormat format = BlockFormat::parse(text);
     Buffer residual = wire_buffer(format, DType::float32, n), expected(residual),
@@ -235,9 +235,11 @@ TEST_CASE("wrong arguments are refused before any job runs") {
                 "values: expected 0 or more elements, got -1");
   check_refused({{good.values.data + 2, 1, DType::float32}, format, wire.data()},
                 "values: expected an address that is a multiple of 4, got 2 bytes past one");
-  check_refused({view(values), {ElementKind::int8, 48}, wire.data()},
-                "format: expected exact, bf16, int8:B, int6:B, int4:B, int2:B or fp8:B, got 'int8:48': B is a "
-                "multiple of 32 from 32 to 4096; :hadamard and then :stochastic may follow B");
+  check_refused(
+      {view(values), {ElementKind::int8, 48}, wire.data()},
+      "format: expected exact, bf16, int8:B, int4:B, fp8:B, eden2:B, eden3:B or eden4:B, got "
+      "'int8:48': B is a multiple of 32 from 32 to 4096, for eden a power of two up to 512; :stochastic may follow "
+      "B of int8 and int4");
   check_refused({view(values), {ElementKind::exact, 32}, wire.data()},
                 "format: expected a block size of 0 with exact, got 32");
   check_refused({{good.values.data, 64, DType::byte_pairs}, format, wire.data()},
@@ -255,10 +257,16 @@ TEST_CASE("wrong arguments are refused before any job runs") {
                        "wire: expected no nan_is_zero to decode, got it: decode_sum takes it", ArgumentError);
   const DecodeSum no_wires{{}, 1.0f, view(out)};
   CHECK_THROWS_WITH_AS(codec->decode_sum({&no_wires, 1}, {}), "wires: expected at least one, got none", ArgumentError);
-  const Wire read{wire.data(), BlockFormat::parse("int8:32:hadamard"), DType::float32};
+  const Wire read{wire.data(), BlockFormat::parse("int8:64"), DType::float32};
   const DecodeSumEncode over_another{{&read, 1}, 64, format, wire.data()};
   CHECK_THROWS_WITH_AS(codec->decode_sum_encode({&over_another, 1}, {}),
-                       "wire: expected memory apart from a wire of another format, int8:32:hadamard, got the same",
+                       "wire: expected memory apart from a wire of another format, int8:64, got the same",
+                       ArgumentError);
+  const Wire rotated{wire.data(), BlockFormat::parse("eden2:64"), DType::float32};
+  Buffer other(256);
+  const DecodeSumEncode to_odd_blocks{{&rotated, 1}, 64, BlockFormat::parse("int8:96"), other.data()};
+  CHECK_THROWS_WITH_AS(codec->decode_sum_encode({&to_odd_blocks, 1}, {}),
+                       "format: expected a block size that is a power of two for a sum of eden2:64 wires, got int8:96",
                        ArgumentError);
   CHECK_THROWS_AS(make_cpu_codec("mmx"), ArgumentError);
 }

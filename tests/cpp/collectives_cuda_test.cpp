@@ -158,7 +158,7 @@ TEST_CASE("cuda collectives: the bytes of the CPU, for every dtype and format") 
   const NoTraces no_traces;
   for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
     if (test::kThreadSanitizer && dtype != DType::float32) continue;
-    for (const char* formats : {"int8:64/int4:96", "int4:32", "bf16/int8:256", "exact"}) {
+    for (const char* formats : {"int8:64/int4:96", "int4:32", "bf16/int8:256", "exact", "eden4:64/eden2:128"}) {
       if (dtype != DType::float32 && std::string(formats).find("bf16") != std::string::npos) continue;
       for (const auto& ids : {test::node_ids({2, 2}), test::node_ids({2, 1})}) {
         check_like_cpu({ids, dtype, 777, HopFormats::parse(formats), 512});

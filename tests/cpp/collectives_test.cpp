@@ -70,7 +70,7 @@ void check_reduced(const std::vector<int>& ids, const std::vector<Values>& input
 }  // namespace
 
 TEST_CASE("promises 1, 3, 5: all_gather: replicas agree, errors are bounded, for every shape and size") {
-  for (const char* text : {"int8:128", "int6:64", "int4:32", "int2:32", "fp8:96", "bf16", "exact"}) {
+  for (const char* text : {"int8:128", "int4:32", "int4:96", "fp8:96", "bf16", "exact"}) {
     const BlockFormat format = BlockFormat::parse(text);
     for (const Shape& shape : kShapes) {
       const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
@@ -94,7 +94,7 @@ TEST_CASE("promises 1, 3, 5: all_gather: replicas agree, errors are bounded, for
 
 TEST_CASE("promises 3, 5: reduce_scatter: errors are bounded, for every shape, size and factor") {
   for (const char* text :
-       {"int8:128/int4:128", "int8:64/int4:96", "int4:32", "bf16/int8:256", "fp8:64/int6:32", "int2:128", "exact"}) {
+       {"int8:128/int4:128", "int8:64/int4:96", "int4:32", "bf16/int8:256", "fp8:64/int4:32", "int4:128", "exact"}) {
     const HopFormats formats = HopFormats::parse(text);
     for (const Shape& shape : kShapes) {
       const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
@@ -109,6 +109,31 @@ TEST_CASE("promises 3, 5: reduce_scatter: errors are bounded, for every shape, s
             check_reduced(ids, inputs, rank, result.per_rank[static_cast<std::size_t>(rank)], formats, factor);
           }
         }
+      }
+    }
+  }
+}
+
+TEST_CASE("promise 3: a reduce_scatter by EDEN loses what its formats lose, in one hop and two") {
+  // Of normal values eden4:64 loses 0.93 % of their power, eden2:128 13 %, each on one hop at most.
+  for (const char* text : {"exact/eden2:128", "eden4:64/eden2:128", "eden4:64", "int8:64/eden2:32"}) {
+    const HopFormats formats = HopFormats::parse(text);
+    for (const Shape& shape : kShapes) {
+      const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);
+      const int size = static_cast<int>(ids.size());
+      const std::int64_t n = 4097;
+      const auto inputs = random_tensors(size, n * size, 5);
+      const Result result = run_reduce_scatter(ids, inputs, formats, 1.0f, 4096);
+      for (std::size_t rank = 0; rank < ids.size(); ++rank) {
+        double power = 0, lost = 0;
+        for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+          double sum = 0;
+          for (const Values& input : inputs) sum += input[rank * static_cast<std::size_t>(n) + i];
+          power += sum * sum;
+          lost += std::pow(result.per_rank[rank][i] - sum, 2);
+        }
+        CAPTURE(text);
+        CHECK(lost <= 0.15 * power);
       }
     }
   }

@@ -125,12 +125,7 @@ cudaGraphExec_t capture(cudaStream_t stream, Body&& body) {
 // Makes a communicator as the Python bindings do.
 inline std::unique_ptr<Communicator> make_cuda_communicator(const std::vector<int>& node_ids, std::size_t chunk_bytes,
                                                             NcclOptions options) {
-  const Topology topology(node_ids);
-  options.peers = topology.peers(options.rank);
-  auto workspace = make_cuda_workspace();
-  auto codec = make_cuda_codec(*workspace);
-  return std::make_unique<Communicator>(make_nccl_transport(options), topology, std::move(codec), std::move(workspace),
-                                        chunk_bytes);
+  return make_nccl_communicator(Topology(node_ids), std::move(options), chunk_bytes);
 }
 
 // Calls body(rank, options) on one thread and device per rank.

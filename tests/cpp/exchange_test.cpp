@@ -142,7 +142,7 @@ std::vector<Splits> splits_of(std::size_t size) {
 }  // namespace
 
 TEST_CASE("all_to_all: the bits of encoding each part whole, for every shape, split, dtype and chunk size") {
-  for (const char* text : {"int8:128/int4:128", "exact/int8:64", "int2:32/fp8:96", "exact"}) {
+  for (const char* text : {"int8:128/int4:128", "exact/int8:64", "eden2:32/fp8:96", "exact"}) {
     const HopFormats formats = HopFormats::parse(text);
     for (const Shape& shape : kShapes) {
       const std::vector<int> ids = test::node_ids(shape.nodes, shape.interleaved);

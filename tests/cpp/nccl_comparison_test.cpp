@@ -135,7 +135,7 @@ TEST_CASE("nccl comparison: messages between two ranks of more have none") {
     rank.communicator->run(*operation, {inputs, outputs}, 60s, rank.stream.view());
     synchronize(rank.stream.view());
   });
-  CHECK(nccl_host_num_launches() - before == 3 * 2 + 2);  // two of each rank to connect, and one of two
+  CHECK(nccl_host_num_launches() - before == 3 * 3 + 2);  // three of each rank to connect, and one of two
 }
 
 }  // namespace zcomm

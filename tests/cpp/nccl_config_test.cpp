@@ -25,12 +25,14 @@ struct Settings {
   }
 };
 
-// Makes the communicators of two nodes of two, and returns the configuration of one.
-nccl::Config configuration_in(int version) {
+enum class Of { group, node };
+
+// Makes the communicators of two nodes of two, and returns the configuration of the group's or of a node's.
+nccl::Config configuration_in(int version, Of of = Of::group) {
   nccl_host_set_version(version);
   run_nccl_ranks(
       4, [](int, const NcclOptions& options) { make_cuda_communicator(test::node_ids({2, 2}), kChunkBytes, options); });
-  return *static_cast<const nccl::Config*>(nccl_host_last_config());
+  return *static_cast<const nccl::Config*>(nccl_host_last_config(of == Of::node));
 }
 
 }  // namespace
@@ -60,7 +62,15 @@ TEST_CASE("nccl: a communicator is made with the configuration of the release th
     CHECK(sent.max_ctas == 16);
     CHECK(std::string(sent.comm_name) == "zcomm");
     CHECK(sent.n_channels_per_net_peer == (has_channels ? 4 : kUndefined));
-    CHECK(sent.max_p2p_peers == (has_peers ? 2 : kUndefined));  // one in the node, one outside
+    CHECK(sent.max_p2p_peers == (has_peers ? 1 : kUndefined));
+    const nccl::Config inside = configuration_in(version, Of::node);
+    CHECK(inside.size == num_bytes);
+    CHECK(inside.version == static_cast<unsigned>(known));
+    CHECK(inside.blocking == 0);
+    CHECK(inside.max_ctas == 16);
+    CHECK(std::string(inside.comm_name) == "zcomm in a node");
+    CHECK(inside.n_channels_per_net_peer == kUndefined);
+    CHECK(inside.max_p2p_peers == (has_peers ? 1 : kUndefined));
   }
 }
 
@@ -69,7 +79,7 @@ TEST_CASE("nccl: a rank without peers asks for none") {
   const Settings settings;
   nccl_host_set_version(23007);
   run_nccl_ranks(1, [](int, const NcclOptions& options) { make_cuda_communicator({0}, kChunkBytes, options); });
-  CHECK(static_cast<const nccl::Config*>(nccl_host_last_config())->max_p2p_peers == kUndefined);
+  CHECK(static_cast<const nccl::Config*>(nccl_host_last_config(false))->max_p2p_peers == kUndefined);
 }
 
 // Rule: NVLink of Blackwell is twice as fast, so that it needs more channels.
@@ -79,27 +89,31 @@ TEST_CASE("nccl: from Blackwell on, NCCL decides how many multiprocessors it tak
   for (const auto& [major, max_ctas] : {std::pair{8, 16}, {9, 16}, {10, kUndefined}, {12, kUndefined}}) {
     cuda_host::set_compute_major(major);
     CHECK(configuration_in(22809).max_ctas == max_ctas);
+    CHECK(configuration_in(22809, Of::node).max_ctas == max_ctas);
   }
 }
 
 // Rule: all pairs of a communicator have as many channels as the one with the fewest, and those from a rank to the
 // others of its node share theirs if there are other nodes.
-TEST_CASE("nccl: pairs in a node and between nodes have four channels") {
+TEST_CASE("nccl: pairs of two nodes have four channels, pairs of one have sixteen") {
   const NoTraces no_traces;
   const Settings settings;
   for (const int version : {22803, 22809, 22907, 23007, 23203}) {
     CAPTURE(version);
     configuration_in(version);
     for (const int num_nodes : {2, 8, 64}) {
-      CHECK(nccl_host_channels_per_pair(num_nodes, 8) == 4);
-      CHECK(nccl_host_channels_in_node(num_nodes, 8) == 4);
+      CHECK(nccl_host_channels_per_pair(false, num_nodes, 8) == 4);
+      CHECK(nccl_host_channels_in_node(false, num_nodes, 8) == 4);
     }
-    CHECK(nccl_host_channels_per_pair(1, 8) == 16);
-    CHECK(nccl_host_channels_in_node(1, 8) == 16);
+    for (const bool is_of_split : {false, true}) {
+      CHECK(nccl_host_channels_per_pair(is_of_split, 1, 8) == 16);
+      CHECK(nccl_host_channels_in_node(is_of_split, 1, 8) == 16);
+    }
   }
   configuration_in(22707);
-  CHECK(nccl_host_channels_per_pair(2, 8) == 2);
-  CHECK(nccl_host_channels_per_pair(8, 8) == 1);
+  CHECK(nccl_host_channels_per_pair(false, 2, 8) == 2);
+  CHECK(nccl_host_channels_per_pair(false, 8, 8) == 1);
+  CHECK(nccl_host_channels_in_node(true, 1, 8) == 16);
 }
 
 // Rule: NCCL may hang if many ranks exchange with all others over four channels.
@@ -111,7 +125,7 @@ TEST_CASE("nccl: where many ranks exchange with all others, NCCL decides how man
     options.unique_id = id;
     options.size = size;
     CHECK_THROWS_AS(make_nccl_transport(options), TransportError);  // more ranks than the NCCL on the host has
-    CHECK(static_cast<const nccl::Config*>(nccl_host_last_config())->n_channels_per_net_peer == num_channels);
+    CHECK(static_cast<const nccl::Config*>(nccl_host_last_config(false))->n_channels_per_net_peer == num_channels);
   }
 }
 
@@ -130,7 +144,7 @@ TEST_CASE("nccl: the user's variable decides how many channels a pair has") {
   for (const int version : {22707, 22809}) {
     configuration_in(version);
     CHECK(std::string(std::getenv(kVariable)) == "8");
-    CHECK(nccl_host_channels_per_pair(8, 8) == 8);
+    CHECK(nccl_host_channels_per_pair(false, 8, 8) == 8);
   }
 }
 

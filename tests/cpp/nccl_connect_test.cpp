@@ -131,6 +131,25 @@ TEST_CASE("nccl: calls between all pairs connect them; later ones may be capture
   });
 }
 
+// Rule: NCCL connects what an algorithm needs when it first chooses that, and takes others for large gathers.
+TEST_CASE("nccl: gathers of all sizes are connected at the start: a graph may capture the first") {
+  const NoTraces no_traces;
+  run_nccl_ranks(4, [&](int, const NcclOptions& options) {
+    const auto transport = make_nccl_transport(options);
+    Stream stream;
+    for (const std::size_t slot_bytes : {std::size_t{16}, std::size_t{1} << 20}) {
+      DeviceArray<unsigned char> slots(4 * slot_bytes);
+      cudaGraphExec_t graph = test::capture(stream, [&] {
+        transport->begin("a captured gather", {}, 60s, stream.view());
+        transport->all_gather(slots.bytes(), slot_bytes, stream.view())->wait(stream.view());
+      });
+      REQUIRE(cudaGraphLaunch(graph, stream) == cudaSuccess);
+      synchronize(stream.view());
+      REQUIRE(cudaGraphExecDestroy(graph) == cudaSuccess);
+    }
+  });
+}
+
 TEST_CASE("nccl: a rank that is interrupted while it connects ends the connections of all, and says why") {
   const NoTraces no_traces;
   Board board;

@@ -17,43 +17,51 @@ using test::Tensors;
 
 // Work of all ranks of this process so far.
 struct Work {
-  std::int64_t groups = 0;
-  std::int64_t threads = 0;  // started by NCCL for groups
-  std::int64_t kernels = 0;  // of the codec
-  std::int64_t records = 0;  // of events
-  std::int64_t waits = 0;    // of streams for events
+  std::int64_t groups = 0;     // of NCCL, which starts a thread for each
+  std::int64_t transfers = 0;  // kernels of NCCL: a group has one between nodes, and one inside
+  std::int64_t kernels = 0;    // of the codec
+  std::int64_t records = 0;    // of events
+  std::int64_t waits = 0;      // of streams for events
   std::int64_t host_waits = 0;
 
   static Work so_far() {
     const cuda_host::Calls calls = cuda_host::calls();
-    return {nccl_host_num_launches(), nccl_host_num_threads(), calls.launches, calls.records, calls.waits,
+    return {nccl_host_num_threads(), nccl_host_num_launches(), calls.launches, calls.records, calls.waits,
             calls.host_waits};
   }
   Work since(const Work& before) const {
-    return {groups - before.groups,   threads - before.threads, kernels - before.kernels,
-            records - before.records, waits - before.waits,     host_waits - before.host_waits};
+    return {groups - before.groups,   transfers - before.transfers, kernels - before.kernels,
+            records - before.records, waits - before.waits,         host_waits - before.host_waits};
   }
   Work operator+(const Work& other) const {
-    return {groups + other.groups,   threads + other.threads, kernels + other.kernels,
-            records + other.records, waits + other.waits,     host_waits + other.host_waits};
+    return {groups + other.groups,   transfers + other.transfers, kernels + other.kernels,
+            records + other.records, waits + other.waits,         host_waits + other.host_waits};
   }
   Work times(std::int64_t n) const {
-    return {n * groups, n * threads, n * kernels, n * records, n * waits, n * host_waits};
+    return {n * groups, n * transfers, n * kernels, n * records, n * waits, n * host_waits};
   }
   bool operator==(const Work&) const = default;
 };
 
 std::ostream& operator<<(std::ostream& out, const Work& work) {
-  return out << work.groups << " groups, " << work.threads << " threads, " << work.kernels << " kernels, "
+  return out << work.groups << " groups, " << work.transfers << " transfers, " << work.kernels << " kernels, "
              << work.records << " records, " << work.waits << " waits, " << work.host_waits << " host waits";
 }
 
 enum class Call { gather, scatter, all_reduce };
 
-// Returns the groups after that of a chunk's first hop. A reduction of several chunks sums while a group is in flight.
+// Returns the number of groups after the one with the last chunk's first hop. A reduction of several chunks has one
+// more: it sums while a group is in flight.
 std::int64_t num_later_groups(Call call, bool is_hierarchical, std::int64_t num_chunks) {
   if (!is_hierarchical) return 0;
   return call == Call::scatter && num_chunks > 1 ? 2 : 1;
+}
+
+// Returns the groups that send inside the node, on a stream between two events. A gather sends a rank's own wires
+// there, and then those of other nodes.
+std::int64_t num_inside(Call call, bool is_hierarchical, std::int64_t num_chunks) {
+  if (!is_hierarchical) return 0;
+  return call == Call::gather ? num_chunks + 1 : num_chunks;
 }
 
 // Returns the work of one call of one rank. Each group has an event before and after it, and each piece of scratch one
@@ -68,7 +76,17 @@ Work expected_work(Call call, bool is_hierarchical, std::int64_t num_chunks) {
                                     num_later_groups(Call::gather, is_hierarchical, num_chunks) +
                                     (num_chunks > 1 ? 1 : 0);
     const std::int64_t num_shared = std::max<std::int64_t>(in_turn.groups - num_groups, 0);
-    return in_turn.since({.groups = num_shared, .threads = num_shared, .records = 2 * num_shared, .waits = num_shared});
+    if (!is_hierarchical) {
+      return in_turn.since(
+          {.groups = num_shared, .transfers = num_shared, .records = 2 * num_shared, .waits = num_shared});
+    }
+    // All but the first two groups and the last send between nodes and inside.
+    const std::int64_t num_transfers = std::min(in_turn.transfers, 2 * num_groups - 3);
+    const std::int64_t num_shared_inside = std::max<std::int64_t>(2 * num_chunks + 1 - (num_groups - 1), 0);
+    return in_turn.since({.groups = num_shared,
+                          .transfers = in_turn.transfers - num_transfers,
+                          .records = 2 * (num_shared + num_shared_inside),
+                          .waits = num_shared + 2 * num_shared_inside});
   }
   const bool is_gather = call == Call::gather;
   const std::int64_t num_groups = num_chunks + num_later_groups(call, is_hierarchical, num_chunks);
@@ -78,11 +96,12 @@ Work expected_work(Call call, bool is_hierarchical, std::int64_t num_chunks) {
   // A gather has one buffer of wires. A reduce-scatter has two for each hop, and with two hops one of partial sums.
   const std::int64_t num_pieces = is_gather ? 1 : is_hierarchical ? 5 : 2;
   const std::int64_t num_on_lanes = num_chunks > 1 ? num_kernels * num_chunks : 0;
+  const std::int64_t num_on_streams = num_on_lanes + num_inside(call, is_hierarchical, num_chunks);
   return {.groups = num_groups,
-          .threads = num_groups,
+          .transfers = num_chunks + num_inside(call, is_hierarchical, num_chunks),
           .kernels = num_kernels * num_chunks,
-          .records = 2 * num_groups + num_pieces + 2 * num_on_lanes,
-          .waits = num_groups + num_hops * num_chunks + 2 * num_on_lanes};
+          .records = 2 * num_groups + num_pieces + 2 * num_on_streams,
+          .waits = num_groups + num_hops * num_chunks + 2 * num_on_streams};
 }
 
 // Returns the chain of dependent kernels and groups of a call: each link waits for the end of a product, if the call

@@ -9,47 +9,19 @@
 #include <thread>
 
 #include "cuda_helpers.hpp"
+#include "reasons.hpp"
 
 namespace zcomm {
 namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
+using test::contains;
 using test::DeviceArray;
 using test::NoTraces;
+using test::Reasons;
 using test::run_nccl_ranks;
 using test::Stream;
-
-// Reasons that on_failure was called with.
-class Reasons {
- public:
-  std::function<void(const std::string&)> recorder() {
-    return [this](const std::string& reason) {
-      const std::lock_guard lock(mutex_);
-      reasons_.push_back(reason);
-    };
-  }
-  // Waits for a reason and returns it; there must be exactly one.
-  std::string only() {
-    for (const auto latest = Clock::now() + 30s; Clock::now() < latest; std::this_thread::sleep_for(1ms)) {
-      const std::lock_guard lock(mutex_);
-      if (!reasons_.empty()) break;
-    }
-    const std::lock_guard lock(mutex_);
-    REQUIRE(reasons_.size() == 1);
-    return reasons_[0];
-  }
-  bool none() {
-    const std::lock_guard lock(mutex_);
-    return reasons_.empty();
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::string> reasons_;
-};
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // One rank of two, with a transfer that waits for the other.
 struct Waiting {
@@ -227,7 +199,7 @@ TEST_CASE("nccl: an error that NCCL meets later ends the transfer, with what a p
     Waiting waiting(options, 60s, true);
     both_waiting->arrive_and_wait();
     constexpr int kRemoteError = 6;
-    if (rank == 0) nccl_host_fail_rank(0, kRemoteError);
+    if (rank == 0) nccl_host_fail_rank(false, 0, kRemoteError);
     const std::string failure = rank == 0 ? waiting.failure() : std::string();
     if (rank == 0) {
       CHECK(contains(failure, "in all_gather of a test: NCCL could not go on: remote error (a test let it fail)"));

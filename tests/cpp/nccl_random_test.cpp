@@ -162,7 +162,7 @@ class Rank {
 
   void do_fault(std::thread& aborter) {
     constexpr int kRemoteError = 6;
-    if (schedule_.fault == Fault::error) nccl_host_fail_rank(rank_, kRemoteError);
+    if (schedule_.fault == Fault::error) nccl_host_fail_rank(false, rank_, kRemoteError);
     if (schedule_.fault == Fault::hangs) nccl_host_hold_rank(rank_, 1);
     if (schedule_.fault == Fault::aborts) {
       aborter = std::thread([this] {

@@ -43,12 +43,12 @@ struct Settings {
 }  // namespace
 
 // Skipped by default: a case below runs it in a separate process.
-TEST_CASE("many chunks with one place for kernels" * doctest::skip()) {
+TEST_CASE("many chunks with few places for kernels" * doctest::skip()) {
   const Settings settings;
   for (const int num_queues : {0, 1, 2}) {
-    nccl_host_set_kernel_slots(1);
     cuda_host::set_hardware_queues(num_queues);
     for (const auto& ids : {test::node_ids({2}), test::node_ids({2, 2})}) {
+      nccl_host_set_kernel_slots(ids.back() == 0 ? 1 : 2);  // one for each communicator
       const int size = static_cast<int>(ids.size());
       run_nccl_ranks(size, [&](int, const NcclOptions& options) {
         const auto communicator = make_cuda_communicator(ids, kChunkBytes, options);
@@ -66,11 +66,12 @@ TEST_CASE("many chunks with one place for kernels" * doctest::skip()) {
   }
 }
 
-// Rule: operations on several communicators of a device need the same order on all ranks. If a GPU has room for one
-// kernel, ranks that start kernels in different orders wait for each other forever.
+// Rule: operations on several communicators of a device need the same order on all ranks. If a GPU has no room for a
+// kernel of each, ranks that start kernels in different orders wait for each other forever.
 TEST_CASE(
-    "nccl: ranks whose GPU has place for one kernel, and one or two hardware queues, do not wait for each other") {
-  CHECK(outcome_of_case("many chunks with one place for kernels") == "ends well");
+    "nccl: ranks whose GPU has a place for each communicator, and one or two hardware queues, do not wait for each "
+    "other") {
+  CHECK(outcome_of_case("many chunks with few places for kernels") == "ends well");
 }
 
 // Skipped by default: a case below runs it in a separate process.
@@ -324,6 +325,33 @@ TEST_CASE("cuda: a graph's kernels need not have run before") {
   REQUIRE(cudaGraphLaunch(graph, stream) == cudaSuccess);
   CHECK(to.get(stream) == std::vector<float>(64, 3.0f));
   CHECK(cudaGraphExecDestroy(graph) == cudaSuccess);
+}
+
+// Rule: a stream that a capture has joined belongs to the graph until the capture ends. The caller's may be gone by
+// then.
+TEST_CASE("nccl: a call beside a capture of other calls is refused, and both go on") {
+  const NoTraces no_traces;
+  run_nccl_ranks(2, [&](int, const NcclOptions& options) {
+    const auto communicator = make_cuda_communicator({0, 0}, kChunkBytes, options);
+    Stream beside;
+    const Tensors tensors(2, 1);
+    tensors.clear(beside);
+    tensors.gather(*communicator, beside);
+    synchronize(beside.view());
+    cudaGraphExec_t graph = nullptr;
+    {
+      Stream captured;
+      graph = test::capture(captured, [&] {
+        tensors.gather(*communicator, captured);
+        CHECK_THROWS_WITH_AS(tensors.gather(*communicator, beside),
+                             doctest::Contains("stream: expected one of the CUDA graph"), ArgumentError);
+      });
+    }
+    tensors.gather(*communicator, beside);
+    REQUIRE(cudaGraphLaunch(graph, beside) == cudaSuccess);
+    synchronize(beside.view());
+    REQUIRE(cudaGraphExecDestroy(graph) == cudaSuccess);
+  });
 }
 
 // Rule: this variable overrides the communicator's configuration, and a blocking call cannot be aborted.

@@ -1,6 +1,7 @@
 // Random schedule of calls, captures and failures, and the capacity of the GPU. It is determined by its number.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <initializer_list>
 #include <random>
@@ -32,7 +33,7 @@ class Schedule {
   explicit Schedule(unsigned number) : seed(number), random_(number) {
     const std::vector<std::vector<int>> shapes{{2}, {3}, {2, 2}, {2, 2}, {1, 1}, {2, 1}};
     ids = node_ids(shapes[draw(shapes.size())]);
-    kernel_slots = pick({1, 2, 4});
+    kernel_slots = has_inside() ? pick({2, 4}) : pick({1, 2, 4});
     hardware_queues = pick({0, 1, 2});
     queue_limit = pick({24, 64, 1024});
     delay_us = pick({0, 0, 200});
@@ -59,10 +60,17 @@ class Schedule {
   }
 
   int size() const { return static_cast<int>(ids.size()); }
+  // Tells whether some node of several has two ranks: each rank then has a second communicator.
+  bool has_inside() const { return num_inside() > 0; }
+  // Returns the number of ranks that share a node, one of several.
+  int num_inside() const {
+    const auto is_shared = [this](int id) { return std::ranges::count(ids, id) > 1; };
+    return ids.front() == ids.back() ? 0 : static_cast<int>(std::ranges::count_if(ids, is_shared));
+  }
   // Tells whether the graph is destroyed last; not on a rank that stops, which may close before it hears of a failure.
   bool graph_goes_last_on(int rank) const { return graph_goes_last && !(fault == Fault::stops && rank == bad_rank); }
   // Counts communicators left open: nothing tells when the last graph of a communicator that has not failed is gone.
-  int num_forgotten() const { return has_graph && graph_goes_last && fault == Fault::none ? size() : 0; }
+  int num_forgotten() const { return has_graph && graph_goes_last && fault == Fault::none ? size() + num_inside() : 0; }
   Values input(std::size_t step, int rank) const {
     return random_tensors(size(), steps[step].elements * size(),
                           seed * 100 + static_cast<unsigned>(step))[static_cast<std::size_t>(rank)];

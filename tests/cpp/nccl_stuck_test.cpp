@@ -2,42 +2,20 @@
 #include <doctest/doctest.h>
 
 #include <latch>
-#include <mutex>
 
 #include "cuda_helpers.hpp"
+#include "reasons.hpp"
 
 namespace zcomm {
 namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
+using test::contains;
 using test::DeviceArray;
 using test::NoTraces;
+using test::Reasons;
 using test::Stream;
-
-// First text that a function was called with.
-class Text {
- public:
-  std::function<void(const std::string&)> recorder() {
-    return [this](const std::string& text) {
-      const std::lock_guard lock(mutex_);
-      if (text_.empty()) text_ = text;
-    };
-  }
-  std::string wait() {
-    for (const auto latest = Clock::now() + 60s; Clock::now() < latest; std::this_thread::sleep_for(1ms)) {
-      const std::lock_guard lock(mutex_);
-      if (!text_.empty()) return text_;
-    }
-    return {};
-  }
-
- private:
-  std::mutex mutex_;
-  std::string text_;
-};
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // What keeps the watchdog while an object lives.
 struct Kept {
@@ -90,13 +68,13 @@ TEST_CASE("nccl: a deadline is seen while CUDA or NCCL keeps the watchdog") {
   const NoTraces no_traces;
   for (const bool in_cuda : {true, false}) {
     CAPTURE(in_cuda);
-    Text failure;
+    Reasons failure;
     NcclOptions options;
     options.on_failure = failure.recorder();
     run_with_silent_peer(options, 4s, [&] {
       const Kept kept(in_cuda);
       CHECK(kept.is_planted());
-      CHECK(contains(failure.wait(), "in all_gather of a test: not done within the timeout, 4000 ms"));
+      CHECK(contains(failure.only(), "in all_gather of a test: not done within the timeout, 4000 ms"));
     });
   }
 }
@@ -105,7 +83,7 @@ TEST_CASE("nccl: what a peer says is heard while CUDA or NCCL keeps the watchdog
   const NoTraces no_traces;
   for (const bool in_cuda : {true, false}) {
     CAPTURE(in_cuda);
-    Text failure;
+    Reasons failure;
     NcclOptions options;
     const auto has_failed = std::make_shared<std::atomic<bool>>(false);
     options.on_failure = failure.recorder();
@@ -114,7 +92,7 @@ TEST_CASE("nccl: what a peer says is heard while CUDA or NCCL keeps the watchdog
       const Kept kept(in_cuda);
       CHECK(kept.is_planted());
       *has_failed = true;
-      CHECK(failure.wait() == "in all_gather of a test: a peer gave up");
+      CHECK(failure.only() == "in all_gather of a test: a peer gave up");
     });
   }
 }
@@ -123,14 +101,14 @@ TEST_CASE("nccl: a watchdog that does not come round is told, with what keeps it
   const NoTraces no_traces;
   for (const bool in_cuda : {true, false}) {
     CAPTURE(in_cuda);
-    Text stuck;
+    Reasons stuck;
     NcclOptions options;
     options.heartbeat = 1s;
     options.on_stuck = stuck.recorder();
     run_with_silent_peer(options, 60s, [&] {
       const Kept kept(in_cuda);
       CHECK(kept.is_planted());
-      const std::string text = stuck.wait();
+      const std::string text = stuck.only();
       CHECK(contains(text, "in all_gather of a test: "));
       CHECK(contains(text, in_cuda ? "cudaEventQuery" : "ncclCommGetAsyncError"));
     });

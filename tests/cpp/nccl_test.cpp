@@ -210,8 +210,8 @@ TEST_CASE("nccl: the transfers of a group go out together when it ends, and the 
     open = true;
     CHECK(in.get(stream) == Bytes{static_cast<unsigned char>(peer), static_cast<unsigned char>(peer + 10), 20, 21});
   });
-  // Expects two launches to connect, one for messages and one for gathers, one to compare the call, and then one.
-  CHECK(nccl_host_num_launches() - before == 2 * (3 + 1));
+  // Expects three launches to connect, for messages and for small and large gathers, one to compare the call, then one.
+  CHECK(nccl_host_num_launches() - before == 2 * (4 + 1));
 }
 
 TEST_CASE("nccl: a start without bytes is no group, but counts as a start") {
@@ -233,7 +233,7 @@ TEST_CASE("nccl: a start without bytes is no group, but counts as a start") {
     transport->start({&send, 1}, {&recv, 1}, stream.view())->wait(stream.view());
     CHECK(bytes.get(stream) == Bytes{1, 1});
   });
-  CHECK(nccl_host_num_launches() - before == 2 * (3 + 1));  // two to connect, one to compare the call
+  CHECK(nccl_host_num_launches() - before == 2 * (4 + 1));  // three to connect, one to compare the call
 }
 
 TEST_CASE("nccl: the steady state creates no events, streams or memory") {

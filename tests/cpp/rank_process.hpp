@@ -2,6 +2,7 @@
 #pragma once
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -39,8 +40,9 @@ inline NcclUniqueId id_from_hex(std::string_view text) {
   return id;
 }
 
-// Starts this program with more environment variables ("NAME=value"), to run the skipped test case of that name.
-inline pid_t spawn_case(const char* test_case, std::vector<std::string> variables) {
+// Starts this program with more environment variables ("NAME=value"), to run the skipped test case of that name. Its
+// stderr goes to the file `errors`, if that is not null.
+inline pid_t spawn_case(const char* test_case, std::vector<std::string> variables, const char* errors = nullptr) {
   std::vector<char*> environment;
   for (std::string& variable : variables) environment.push_back(variable.data());
   for (char** variable = environ; *variable != nullptr; ++variable) environment.push_back(*variable);
@@ -49,8 +51,12 @@ inline pid_t spawn_case(const char* test_case, std::vector<std::string> variable
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  if (errors != nullptr) posix_spawn_file_actions_addopen(&actions, 2, errors, O_WRONLY | O_CREAT | O_TRUNC, 0666);
   pid_t pid = 0;
-  REQUIRE(posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr, arguments.data(), environment.data()) == 0);
+  REQUIRE(posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, arguments.data(), environment.data()) == 0);
+  posix_spawn_file_actions_destroy(&actions);
   return pid;
 }
 

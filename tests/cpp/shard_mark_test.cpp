@@ -28,7 +28,7 @@ TEST_CASE("shard mark: any changed bit of a shard is found, and all that was mad
   const NoTraces no_traces;
   std::mt19937 random(1);
   for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
-    for (const char* name : {"exact", "int8:256", "int4:32", "fp8:64", "int2:128"}) {
+    for (const char* name : {"exact", "int8:256", "int4:32", "fp8:64", "eden2:128"}) {
       const BlockFormat format = BlockFormat::parse(name);
       for (const std::int64_t n : {1, 100, 5000}) {
         Bytes shard(static_cast<std::size_t>(n) * element_size(dtype));

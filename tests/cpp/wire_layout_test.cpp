@@ -31,20 +31,20 @@ TEST_CASE("the parts of a wire") {
   check("int8:128", DType::bfloat16, 1024, 8, 16, 1024, 1040);
   check("int8:128", DType::bfloat16, 1025, 9, 32, 1025, 1072);
   check("int4:32", DType::float32, 33, 2, 16, 17, 48);
-  check("int6:32", DType::float32, 21, 1, 16, 16, 32);
-  check("int6:32", DType::float32, 22, 1, 16, 17, 48);
-  check("int2:32:hadamard:stochastic", DType::float32, 65, 3, 16, 17, 48);
+  check("eden3:32", DType::float32, 42, 2, 16, 16, 32);
+  check("eden3:32", DType::float32, 43, 2, 16, 17, 48);
+  check("eden2:32", DType::float32, 65, 3, 16, 17, 48);
   check("fp8:32", DType::float32, 33, 2, 16, 33, 64);
 }
 
 TEST_CASE("where an element has its scale and its code") {
-  const WireLayout layout(BlockFormat::parse("int6:64"), DType::float32, 1000);
+  const WireLayout layout(BlockFormat::parse("eden3:64"), DType::float32, 1000);
   CHECK(layout.scales_bytes() == 32);
   CHECK(layout.scale_offset(0) == 0);
   CHECK(layout.scale_offset(63) == 0);
   CHECK(layout.scale_offset(64) == 2);
   CHECK(layout.code_offset(0) == layout.codes_offset);
-  CHECK(layout.code_offset(64) == layout.codes_offset + 48);
+  CHECK(layout.code_offset(64) == layout.codes_offset + 24);
   const WireLayout exact({}, DType::float16, 1000);
   CHECK(exact.scale_offset(500) == 0);
   CHECK(exact.code_offset(504) == 1008);

@@ -12,7 +12,14 @@ from zcomm import _core, codec
 DEVICE = os.environ.get("TESTS_GPU_DEVICE", "cuda")
 NUM = 9001
 FORMATS = ("int8:32", "int8:96", "int8:256", "int8:4064", "int4:64", "int4:128", "int4:2048", "bf16", "exact")
-FORMATS += ("int6:96:stochastic", "int4:128:hadamard", "int2:32:hadamard:stochastic", "fp8:4064")
+FORMATS += (
+    "int8:96:stochastic",
+    "int4:128:stochastic",
+    "fp8:4064",
+    "eden2:128",
+    "eden3:64",
+    "eden4:512",
+)
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from support import gpu_world
-from support.gpu_world import DEVICE, GPU, KIND, Gather, fails, synchronize
+from support.gpu_world import DEVICE, GPU, SOON, Gather, fails, synchronize
 from support.worlds import options
 
 pytestmark = [pytest.mark.cuda_only, pytest.mark.stand_in]
 
-SOON = 10.0 if KIND == "cuda" else 3.0  # a group's timeout, as in test_failures.py
 IN_TIME = 40.0
 BLOCK, MOST_CHUNKS = 256, 64
 NUM = BLOCK * MOST_CHUNKS  # of float32

@@ -12,14 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from support import gpu_world
-from support.gpu_world import DEVICE, KIND, Gather, ReduceScatter, fails, on_device, synchronize
+from support.gpu_world import DEVICE, KIND, SOON, Gather, ReduceScatter, fails, on_device, synchronize
 
 import zcomm
 
 pytestmark = [pytest.mark.cuda_only, pytest.mark.stand_in]
 
-# A group's timeout: connections must fit, which ranks that take turns on a GPU make over sockets.
-SOON = 10.0 if KIND == "cuda" else 3.0
 IN_TIME = 30.0
 NUM = 4096
 

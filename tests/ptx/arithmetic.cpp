@@ -239,6 +239,8 @@ u32 larger_pair(u32 a, u32 b, u32 infinity, bool xorsign) {
 void add_floats(Table& table) {
   add(table, "add.rn.f32", [](float a, float b) { return a + b; });
   add(table, "mul.rn.f32", [](float a, float b) { return a * b; });
+  add(table, "div.rn.f32", [](float a, float b) { return a / b; });
+  add(table, "sqrt.rn.f32", [](float value) { return std::sqrt(value); });
   add(table, "fma.rn.f32", [](float a, float b, float c) { return std::fma(a, b, c); });
   add(table, "neg.f32", [](float a) { return as_float(as_bits(a) ^ ~kAbs); });
   add(table, "abs.f32", [](float a) { return as_float(as_bits(a) & kAbs); });

@@ -141,6 +141,8 @@ TEST_SUITE("PTX") {
     const u32 one = as_bits(1.0f), two = as_bits(2.0f), nan = 0x7fc00000u, minus = 0x80000000u;
     CHECK(result("add.rn.f32 %r4, %r1, %r2;", one, as_bits(0x1p-24f)) == one);
     CHECK(result("mul.rn.f32 %r4, %r1, %r2;", 1, two) == 2);  // subnormal numbers count
+    CHECK(result("div.rn.f32 %r4, %r1, %r2;", one, as_bits(3.0f)) == 0x3eaaaaabu);
+    CHECK(result("sqrt.rn.f32 %r4, %r1;", two) == 0x3fb504f3u);
     CHECK(result("fma.rn.f32 %r4, %r1, %r2, %r3;", as_bits(1 + 0x1p-23f), as_bits(1 - 0x1p-23f), as_bits(-1.0f)) ==
           as_bits(-0x1p-46f));
     CHECK(result("add.rn.f32 %r4, %r1, %r2;", 0xffc12345u, one) == 0x7fffffffu);

@@ -97,7 +97,7 @@ def test_every_page_loads_and_no_link_is_dead(page: Any, address: str) -> None:
     assert not page.errors, page.errors
 
 
-@pytest.mark.parametrize("words", ["reduce_scatter", "keep_in_node", "hadamard"])
+@pytest.mark.parametrize("words", ["reduce_scatter", "keep_in_node", "stochastic"])
 def test_the_search_finds(page: Any, address: str, words: str) -> None:
     page.goto(f"{address}index.html")
     page.locator("input.md-search__input").click()

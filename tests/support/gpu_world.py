@@ -29,6 +29,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 GROUP_SECONDS = 45.0  # of a group's calls, the first one's connections included
 WORLD_SECONDS = 120.0
 FAIL_SECONDS = 30.0
+# Of a group that is to time out. Its first call must fit: ranks that take turns on a GPU connect over sockets, and on a
+# busy machine without a GPU 64 chunks took 3 s.
+SOON = 10.0 if IS_GPU else 6.0
 
 
 def missing() -> str:

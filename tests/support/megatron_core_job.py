@@ -97,12 +97,8 @@ def sharded(model: Any, optimizer: Any, is_loading: bool = False) -> dict[str, A
     return state
 
 
-def main(given: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN
-    dist.init_process_group(given["backend"])
-    if given["backend"] == "zcomm":
-        zcomm.megatron.install(weights=given["weights"])
+def pretrain(given: dict[str, Any]) -> list[float]:
+    """In the process group that is there; return the losses."""
     parallel_state.initialize_model_parallel(
         given["tensor_parallel"], given["pipeline_parallel"], expert_model_parallel_size=given["expert_parallel"],
         num_distributed_optimizer_instances=given["instances"],
@@ -134,6 +130,16 @@ def main(given: dict[str, Any]) -> None:
         losses += [one["loss"] for one in shown]
     if given["save"]:
         keep(model, optimizer, given["save"])
+    return losses
+
+
+def main(given: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN
+    dist.init_process_group(given["backend"])
+    if given["backend"] == "zcomm":
+        zcomm.megatron.install(weights=given["weights"])
+    losses = pretrain(given)
     if dist.get_rank() == dist.get_world_size() - 1:  # of the last stage
         groups = {
             "data": parallel_state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True),

@@ -24,9 +24,12 @@ def memory_bytes(compression: Compression) -> int:
     return sum(stats.memory_bytes for stats in compression.stats().values())
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, micro_batches: int = 1) -> list[float]:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, micro_batches: int = 1, stop: Any = None
+) -> list[float]:
+    """Return the losses of all micro-batches. ``stop`` is called with the number of each step that has ended."""
     losses = []
-    for _ in range(steps):
+    for step in range(steps):
         for _ in range(micro_batches):
             inputs, targets = make_batch(dist.get_rank())
             loss = (model(inputs).float() - targets).square().mean()
@@ -34,4 +37,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, micro_
             losses.append(float(loss.detach()))
         optimizer.step()
         optimizer.zero_grad()
+        if stop is not None:
+            stop(step)
     return losses

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
-import subprocess
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
@@ -112,32 +108,3 @@ def assert_same(got: Result, want: Result) -> None:
     assert got.gradients.keys() == want.gradients.keys() and got.gradients
     for name, gradient in want.gradients.items():
         assert torch.equal(got.gradients[name].view(torch.uint8), gradient.view(torch.uint8)), name
-
-
-def run_program(
-    page: str,
-    launch: list[str],
-    folder: Path,
-    compressed: tuple[str, ...] = ("all_gather", "reduce_scatter"),
-    **env: str,
-) -> str:
-    """Runs the first Python program of a page in docs/trainers as its launcher does, with more of an environment;
-    returns what it wrote. ``compressed``: the collectives that its statistics must name."""
-    text = (Path(__file__).parents[2] / "docs" / "trainers" / page).read_text()
-    program = folder / "program.py"
-    program.write_text(text.split("```python\n")[1].split("```")[0])
-    # Nothing to compile: DeepSpeed takes minutes for an operation that training does not use (see test_deepspeed.py).
-    (folder / "sitecustomize.py").write_text(
-        "import sys, types\n"
-        "ops = types.ModuleType('deepspeed.ops.op_builder.all_ops')\n"
-        "ops.ALL_OPS = {}\n"
-        "sys.modules[ops.__name__] = ops\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ZCOMM_")}
-    environment |= {"PYTHONPATH": str(folder), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", **env}
-    command = [sys.executable, *launch, str(program)]
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
-    written = done.stdout + done.stderr
-    assert done.returncode == 0, written
-    assert re.search(".* ".join(f"{name} [0-9]+ calls" for name in compressed), written), written
-    return written

@@ -41,7 +41,7 @@ class TensorView:
 
 
 class BlockFormat:
-    """``int8:256``, with ``:hadamard`` and ``:stochastic`` where they are on."""
+    """``int8:256``, with ``:stochastic`` where it is on."""
 
     def __init__(self, value: gdb.Value) -> None:
         self._value = value
@@ -49,7 +49,7 @@ class BlockFormat:
     def to_string(self) -> str:
         block_size = int(self._value["block_size"])
         words = [enumerator(self._value["kind"])] + ([str(block_size)] if block_size else [])
-        return ":".join(words + [word for word in ("hadamard", "stochastic") if bool(self._value[word])])
+        return ":".join(words + ["stochastic"] * bool(self._value["stochastic"]))
 
 
 class HopFormats:

@@ -25,7 +25,7 @@ _PAGE_OF = {file: page for page, file in ELSEWHERE.items()}
 _LANGUAGES = {".py": "python", ".cpp": "cpp", ".hpp": "cpp", ".toml": "toml", ".yml": "yaml", ".sh": "bash"}
 # A link or a picture: its text, its target, its anchor.
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]*)(#[^)\s]*)?(\))")
-# A picture that is drawn from bench/results into build/pictures: its name, and what it shows.
+# A picture that bench.pictures draws into build/pictures, for light and dark colors: its name, and what it shows.
 _PICTURE = re.compile(r"<!-- picture: (\w+): (.*?) -->")
 PICTURES = ROOT / "build" / "pictures"
 _FENCE = re.compile(r"(^ *```.*?^ *```)", re.MULTILINE | re.DOTALL)
@@ -100,6 +100,7 @@ def on_files(files: Any, config: Any) -> Any:
             files.append(File.generated(config, f"files/{name}", abs_src_path=str(ROOT / name)))
         else:
             files.append(File.generated(config, f"source/{name}.md", content=_source_page(name)))
+    files.append(File.generated(config, "files/site.css", abs_src_path=str(ROOT / "tools/site/site.css")))
     for picture in sorted(PICTURES.glob("*.png")):
         files.append(File.generated(config, f"files/pictures/{picture.name}", abs_src_path=str(picture)))
     return files
@@ -118,7 +119,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         relative = os.path.relpath(shown, Path(name).parent)
         return f"{match[1]}{relative}{match[3] or ''}{match[4]}"
 
-    drawn = rf"![\2]({os.path.relpath('files/pictures', Path(name).parent)}/\1.png)"
+    pictures = os.path.relpath("files/pictures", Path(name).parent)
+    drawn = rf"![\2]({pictures}/\1.png#only-light)![\2]({pictures}/\1-dark.png#only-dark)"
     parts = _FENCE.split(markdown)
     for number in range(0, len(parts), 2):  # those between are code
         parts[number] = _PICTURE.sub(drawn, _LINK.sub(rewrite, parts[number]))

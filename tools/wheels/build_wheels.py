@@ -27,7 +27,9 @@ import wheel_environment
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 WORK = BUILD / "wheels"
-PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14", "3.15"]
+# torch is downloaded for this one, as its headers are the same for all: every release of the list serves it.
+TORCH_PYTHON = "3.14"
 # The last release of each minor version.
 TORCH_RELEASES = ["2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"]
 TOOLS = ["scikit-build-core>=0.10", "cmake>=3.25", "ninja", "wheel"]
@@ -47,14 +49,14 @@ def run(*command: str | Path, remedy: str = "") -> None:
 
 
 def find_python(version: str) -> Path | None:
-    """An interpreter of this version with headers and venv: in PATH, or among pyenv's."""
+    """An interpreter of this version with headers, venv and the GIL: in PATH, or among pyenv's."""
     candidates = [
         shutil.which(f"python{version}"),
         *sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python")),
     ]
     needed = (
         "import sys, os, sysconfig, venv, ensurepip; os.stat(sysconfig.get_paths()['include'] + '/Python.h'); "
-        f"sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
+        f"sys.exit('%d.%d' % sys.version_info[:2] != '{version}' or sysconfig.get_config_var('Py_GIL_DISABLED') == 1)"
     )
     for candidate in filter(None, candidates):
         if subprocess.run([candidate, "-c", needed], capture_output=True).returncode == 0:
@@ -80,8 +82,7 @@ def torch_folder(release: str, machine: str, pip: Path) -> Path:
         return folder
     download = BUILD / "torch" / "download"
     shutil.rmtree(download, ignore_errors=True)
-    # Of one Python for all, as the headers are the same: of the newest, which every torch of the list serves.
-    run(pip, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "--python-version", PYTHONS[-1],
+    run(pip, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "--python-version", TORCH_PYTHON,
         "--platform", platform_of(machine), "-d", download, f"torch=={release}",
         remedy="--torch names the releases to build for: a wheel has no binding for others.")  # fmt: skip
     (wheel,) = download.glob("torch-*.whl")
@@ -102,8 +103,8 @@ def torch_folder(release: str, machine: str, pip: Path) -> Path:
 def serves(torch: Path, python: str) -> bool:
     """Whether this torch is released for this Python."""
     (metadata,) = torch.parent.glob("torch-*.dist-info/METADATA")
-    least = re.search(r"^Requires-Python: >=3\.(\d+)", metadata.read_text(), re.MULTILINE)
-    return least is None or int(python.split(".")[1]) >= int(least[1])
+    line = f"Classifier: Programming Language :: Python :: {re.escape(python)}$"
+    return re.search(line, metadata.read_text(), re.MULTILINE) is not None
 
 
 def build_sdist(python: Path, out: Path) -> Path:
@@ -173,9 +174,9 @@ def main() -> None:
         parser.error(f"expected --try to name releases of {' '.join(arguments.torch)}, got {' '.join(arguments.tried)}")
 
     found = {version: python for version in arguments.python if (python := find_python(version))}
-    left_out = [f"Python {v}: none here with headers and venv" for v in arguments.python if v not in found]
+    left_out = [f"Python {v}: none here with headers, venv and the GIL" for v in arguments.python if v not in found]
     if not found:
-        raise SystemExit(f"expected a Python of {', '.join(arguments.python)} with headers and venv, got none")
+        raise SystemExit(f"expected a Python of {', '.join(arguments.python)} with headers, venv and the GIL, got none")
     pythons = {version: environment(python, version) for version, python in found.items()}
     torches = [torch_folder(release, machine, next(iter(pythons.values()))) for release in arguments.torch]
 

@@ -15,7 +15,7 @@ LARGEST_BYTES = 25_000_000
 # What is on any Linux system of the wheel's tag, and what torch brings and has loaded already.
 _SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux.*\.so\.\d+")
 _TORCH = re.compile(r"lib(c10|torch_cpu|torch_python)\.so")
-_OWN = {"libzcomm_core.so"}
+_OWN = {"libzcomm_core.so", "libzcomm_nccl.so"}
 
 
 def _run(*command: str | Path) -> str:
@@ -70,7 +70,7 @@ def check(wheel: Path, torches: dict[str, Path], cuda: bool, machine: str) -> No
         archive.extractall(folder)
         libraries = {path.name.split(".")[0]: path for path in Path(folder).rglob("*.so*")}
         bindings = {f"_c10d_{'_'.join(release.split('.')[:2])}": torch for release, torch in torches.items()}
-        expected = {"libzcomm_core", "_core", *bindings}
+        expected = {"libzcomm_core", "_core", *bindings, *(["libzcomm_nccl"] if cuda else [])}
         if set(libraries) != expected:
             raise SystemExit(f"{wheel.name}: expected libraries {sorted(expected)}, got {sorted(libraries)}")
         (metadata,) = Path(folder).glob("*.dist-info/METADATA")

@@ -146,6 +146,11 @@ def _make_gloo(store: Any, rank: int, size: int, options: Any, devices: list[Any
 
 
 def _make_nccl(store: Any, rank: int, size: int, options: Any) -> Any:
+    if _nccl.library_behind_front() is not None and (asked := environment.asked_of_front()):
+        raise ValueError(
+            "LD_PRELOAD: expected no front of NCCL beside the backend 'zcomm', got one that compresses exact calls, as "
+            f"{', '.join(asked)} asks: unset LD_PRELOAD, or set zcomm.Options instead of variables"
+        )
     if not dist.is_nccl_available():
         raise RuntimeError("this torch was built without NCCL, which carries the exact calls on CUDA tensors")
     nccl_options = options.of_nccl or _nccl_options()(is_high_priority_stream=_c10d.has_high_priority())

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 OTHERS: Mapping[str, str] = {
     "ZCOMM_ISA": "instruction set of the CPU codec",
     "ZCOMM_NCCL_LIB": "the file of NCCL",
+    "ZCOMM_RULES": "the front of NCCL: a file that says what is compressed",
+    "ZCOMM_STATS": "the front of NCCL: a file for what was compressed",
     "ZCOMM_LOG": "info: a line per group",
     "ZCOMM_SAMPLE_ERRORS_EVERY": "compressed calls of a site from one sample for report() to the next",
     "ZCOMM_NODE_MEMORY": "off: ranks of a node share no memory",
@@ -51,6 +53,12 @@ def sample_errors_every() -> int:
 def unread_of_nccl() -> list[str]:
     """Return the variables of torch's NCCL that are switched on, but that only exact calls on GPUs obey."""
     return [name for name in _UNREAD if os.environ.get(name, "").lower() in ("1", "y", "yes", "t", "true")]
+
+
+def asked_of_front() -> list[str]:
+    """Return the variables that make the front of NCCL compress, in this environment."""
+    names = ("ZCOMM_ALL_GATHER", "ZCOMM_REDUCE_SCATTER", "ZCOMM_ALL_REDUCE", "ZCOMM_RULES")
+    return [name for name in names if os.environ.get(name, "exact") not in ("", "exact")]
 
 
 def launched() -> tuple[int, int]:

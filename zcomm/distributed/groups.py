@@ -117,6 +117,10 @@ def dump_flight_recorder(prefix: str | os.PathLike[str]) -> Path:
     rank, such as ``dumps/rank_3``. ``torchfrtrace dumps`` reads the files of all ranks, to analyze a hang.
 
     Thread-safe, also during a collective. Raises ValueError before ``init_process_group``, and OSError.
+
+    Example::
+
+        zcomm.dump_flight_recorder("dumps/rank_")
     """
     path = Path(f"{os.fspath(prefix)}{dist.get_rank()}")
     path.write_bytes(_c10d.flight_recorder_dump())

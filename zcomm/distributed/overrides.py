@@ -42,6 +42,11 @@ class override(_Change):
     The arguments are those of :class:`zcomm.Options`. An inner override changes only what it names. All ranks of a
     group must override the same calls in the same way: a rank that compresses a call which another sends exactly waits
     for it until the timeout. Callbacks of futures may run on another thread: override inside of them.
+
+    Example::
+
+        with zcomm.override(reduce_scatter="int8:128"):  # 8-bit gradients in these steps
+            train_step(model)
     """
 
     def __init__(
@@ -89,7 +94,13 @@ def tell_apart_what_is_traced() -> None:
 
 def exact() -> override:
     """Nothing is compressed inside this ``with`` block, and torch's own backends make all calls: metrics, checkpoints,
-    comparisons."""
+    comparisons.
+
+    Example::
+
+        with zcomm.exact():
+            dist.all_reduce(loss)
+    """
     return override(all_gather="exact", reduce_scatter="exact", all_reduce="exact", exchanges="exact")
 
 

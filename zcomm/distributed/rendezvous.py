@@ -21,7 +21,7 @@ Digest: TypeAlias = Callable[[list[str]], str]
 #: Number of what ranks send each other. Add one in each commit after which ranks of the commit before would misread
 #: it: the bytes of wires, headers or shared memory, the order, sizes or tags of messages, or the texts of handshakes.
 #: Versions do not tell commits apart.
-PROTOCOL = 3
+PROTOCOL = 6
 
 _PATIENCE = 2.0  # seconds beyond the timeout, for a store that hangs
 

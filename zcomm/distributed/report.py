@@ -81,6 +81,10 @@ def report(group: dist.ProcessGroup | None = None, json: str | os.PathLike[str] 
 
     Without samples (the variable ``ZCOMM_SAMPLE_ERRORS_EVERY``) it tells what ``compress="auto"`` has decided. Raises
     ValueError if there is nothing to tell or the group has no zcomm backend.
+
+    Example::
+
+        print(zcomm.report(json="report.json"))
     """
     made = report_of(backend_of(group))
     if not made.every and not made.decisions:

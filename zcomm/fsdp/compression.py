@@ -118,6 +118,7 @@ def check_formats(weights: str | None, gradients: str | None) -> None:
         _c10d.PolicyOverride(**{name: format for name, format in formats.items() if format is not None})
     except (TypeError, ValueError) as error:
         text = str(error).replace("all_gather: ", "weights: ", 1).replace("reduce_scatter: ", "gradients: ", 1)
+        text = text.replace("weights: format: expected exact", "weights: format: expected lossless, exact", 1)
         raise type(error)(text) from None
 
 

@@ -17,13 +17,19 @@ Selector: TypeAlias = "str | type[nn.Module] | Callable[[str, nn.Parameter], boo
 
 
 def one_dimensional(name: str, parameter: nn.Parameter) -> bool:
-    """Norms and biases: few elements, to which a model is sensitive."""
+    """Norms and biases: few elements, to which a model is sensitive.
+
+    Example: ``compress(model, exempt=[one_dimensional])``.
+    """
     is_vector: bool = parameter.ndim < 2
     return is_vector
 
 
 def smaller_than(num_elements: int) -> Callable[[str, nn.Parameter], bool]:
-    """Parameters of less than so many elements."""
+    """Parameters of less than so many elements.
+
+    Example: ``compress(model, exempt=[smaller_than(100_000)])``.
+    """
     return lambda name, parameter: parameter.numel() < num_elements
 
 

@@ -148,10 +148,10 @@ const char* probe_codec(int operation, std::int64_t num_jobs, const std::int64_t
 
 const char* probe_nccl_open(const char* wheel, int is_blocking, int most_messages, void** opened) {
   return said([&] {
-    zcomm::nccl::library(wheel);
+    const int version = zcomm::nccl::library(wheel).version;
     auto loop = std::make_unique<Loop>();
     zcomm::NcclUniqueId id;
-    zcomm::nccl::Config config;
+    zcomm::nccl::Config config = zcomm::nccl::config_of(version);
     config.blocking = is_blocking;
     check(nccl().GetUniqueId(&id));
     check(nccl().CommInitRankConfig(&loop->communicator, 1, id, 0, &config));

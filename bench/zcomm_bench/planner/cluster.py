@@ -101,13 +101,13 @@ class Launch:
 ON_GPU = Launch(True, kernel=4e-6, event=0.5e-6, group=50e-6, message=0.3e-6, start=3e-6)
 ON_HOST = Launch(False)
 
-# Channels of NCCL's sends, as src/transport/nccl_communicator.cpp asks for them. Over several nodes all pairs have as
-# many as those between nodes (NCCL's src/graph/paths.cc), and the pairs of 8 ranks of a node share them (channel.h).
-# Rates are not confirmed on several GPUs; that between nodes is NCCL's own figure (NCCL_P2P_PER_CHANNEL_NET_BW).
+# Channels of NCCL's sends, as src/transport/nccl_communicator.cpp asks for them. The ranks of a node have their own
+# communicator. In one over several nodes, pairs inside a node would have only the channels of those between nodes
+# (NCCL's src/graph/paths.cc). Rates are not confirmed on several GPUs; that between nodes is NCCL's own figure
+# (NCCL_P2P_PER_CHANNEL_NET_BW).
 CHANNEL_RATE = 14e9  # bytes per second, to another node
 NVLINK_CHANNEL_RATE = 22e9  # inside a node
 CHANNELS_PER_PEER = 4
-PEERS_OF_BATCH = 8
 CHANNELS = 16  # of a rank, for all its peers
 FAST_CHANNELS = 32  # the same where links inside a node are faster than NVLink 4
 
@@ -154,9 +154,7 @@ class Cluster:
     @property
     def channels_inside(self) -> int:
         """Channels of NCCL that carry a rank's messages to the others of its node."""
-        channels = FAST_CHANNELS if self.intra.bandwidth.value > INTRA["nvlink4"] else CHANNELS
-        shared = -(-self.ranks_per_node // PEERS_OF_BATCH) * CHANNELS_PER_PEER
-        return min(channels, shared) if self.nodes > 1 else channels
+        return FAST_CHANNELS if self.intra.bandwidth.value > INTRA["nvlink4"] else CHANNELS
 
     @property
     def rate_inside(self) -> float:

@@ -74,10 +74,10 @@ def timed(trace: Sequence[_core.TraceStep], cluster: Cluster, peers: int | None 
             seconds = step.number * launch.start + step.num_bytes / cluster.compute.codec_rate
             thread += step.number * launch.kernel
             codec += seconds
+            processor = max(processor, thread) + seconds
             if not (has_waited and step.is_beside):
                 processor += cluster.product_wait
             has_waited = step.is_beside
-            processor = max(processor, thread) + seconds
         elif step.kind == kind.WAIT:
             thread += launch.event
             has_waited = has_waited and processor >= ends[step.number]
@@ -86,6 +86,8 @@ def timed(trace: Sequence[_core.TraceStep], cluster: Cluster, peers: int | None 
             ends.append(0.0)
         else:
             thread += 2 * launch.event + launch.group + step.number * launch.message
+            if step.sent.intra_node and cluster.nodes > 1:
+                thread += 2 * launch.event + launch.kernel  # the node's stream and its kernel
             queued = max(thread, processor) + cluster.product_wait
             has_waited = False
             intra, inter = step.sent.intra_node, step.sent.inter_node * cluster.ranks_per_node

@@ -137,8 +137,7 @@ def plan(
         hidden = step.OVERLAP if overlap is None else Figure(overlap, "given")
         if step_seconds is not None:
             cluster = step.calibrate_step(work, cluster, step_seconds, hidden)
-    has_layouts = cluster.nodes > 1 and cluster.ranks_per_node > 1
-    made = report.make(work, cluster, step.OPTIONS + step.LAYOUTS * has_layouts, hidden)
+    made = report.make(work, cluster, step.options_of(cluster), hidden)
     if plot is not None:
         report.plot(made, plot)
     if as_json:

@@ -53,7 +53,7 @@ def show(plan: Plan, console: Any) -> None:
     from rich.table import Table
 
     option = plan.shown.option
-    table = Table(title=f"exact, and {option.name}, as the cluster grows", box=box.SIMPLE_HEAD)
+    table = Table(title=f"{plan.exact.option.name}, and {option.name}, as the cluster grows", box=box.SIMPLE_HEAD)
     for title in ("nodes", "ranks", "exact step", "step", "speed-up", "a node sends, exact", "a node sends"):
         table.add_column(title, justify="right")
     for each in points(plan, option):

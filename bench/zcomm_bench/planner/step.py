@@ -22,13 +22,14 @@ from zcomm_bench.planner.workload import DTYPE_BYTES, STATE_BYTES, Unit, Workloa
 OVERLAP = Figure(0.5)
 # Of a matrix product, until a kernel beside it begins: bench/results/beside_gemm-*.jsonl.
 WAIT_SHARE = 0.55
-PRODUCTS = 5  # in the forward pass of a layer, those of the same input as one
+PRODUCTS = 5  # of a layer's forward pass; products of one input count as one
 
 
 @dataclass(frozen=True)
 class Option:
     """A choice that a user can make, and how to write it. `layout`: "all" shards over all ranks; "node" does, and keeps
-    weights in the node from the forward to the backward pass; "hsdp" shards in each node, and reduces between nodes."""
+    weights in the node from the forward to the backward pass; "hsdp" shards in each node, and reduces between nodes;
+    "ddp" shards nothing."""
 
     name: str
     all_gather: str = "exact"
@@ -36,7 +37,7 @@ class Option:
     secondary: bool = False
     wire: str = "compressed"  # of secondary shards
     layout: str = "all"
-    all_reduce: str = "exact"  # between the nodes of "hsdp"
+    all_reduce: str = "exact"  # of "ddp", and between the nodes of "hsdp"
 
     @property
     def is_exact(self) -> bool:
@@ -49,10 +50,15 @@ class Option:
 
     @property
     def paste(self) -> str:
+        if self.layout == "ddp":  # the option would compress all all-reduces, of metrics, too
+            hook = f'\nmodel.register_comm_hook(zcomm.ddp.CompressState("{self.all_reduce}"), zcomm.ddp.compress_hook)'
+            return 'dist.init_process_group("zcomm")' + hook * (not self.is_exact)
         arguments = f'all_gather="{self.all_gather}", reduce_scatter="{self.reduce_scatter}"'
         if self.layout == "hsdp":
             arguments += f', all_reduce="{self.all_reduce}"'
         lines = [f'dist.init_process_group("zcomm", pg_options=zcomm.Options({arguments}))']
+        if self.layout == "hsdp":
+            lines.append('# mesh of fully_shard: dist.init_device_mesh("cuda", (nodes, GPUs of a node)), which is HSDP')
         if self.secondary:
             weights = ', weights="lossless"' if self.is_lossless else ""
             lines.append(f"zcomm.fsdp.compress(model{weights})")
@@ -67,13 +73,18 @@ OPTIONS = (
     Option("exact weights by differences", "int8:256", "int8:128/int4:128", secondary=True, wire="lossless"),
 )
 
-
-# Layouts that users of several nodes have without compression, and HSDP with it.
-LAYOUTS = (
+# Layouts that users of several nodes have without compression, and those whose all-reduces may be compressed.
+_DDP = (Option("exact, DDP", layout="ddp"), Option("DDP, gradients", layout="ddp", all_reduce="int8:128/int4:128"))
+_OF_NODES = (
     Option("exact, reshard_after_forward=GPUs of a node", layout="node"),
     Option("exact, HSDP", layout="hsdp"),
     Option("HSDP, gradients between nodes", layout="hsdp", all_reduce="int8:128/int4:128"),
 )
+
+
+def options_of(cluster: Cluster) -> tuple[Option, ...]:
+    """Return all choices that a cluster has."""
+    return OPTIONS + _DDP + (_OF_NODES if cluster.nodes > 1 and cluster.ranks_per_node > 1 else ())
 
 
 @dataclass(frozen=True)
@@ -114,8 +125,8 @@ def costs_of(option: Option, workload: Workload, cluster: Cluster, *, hidden: bo
 def _costs(option: Option, workload: Workload, cluster: Cluster, unit: Unit) -> Iterator[tuple[str, Cost]]:
     gathers, reductions = workload.gathers(unit), workload.reductions * unit.count
     size, dtype = unit.num_elements, workload.gather_dtype
-    if option.layout == "hsdp":
-        yield from _costs_of_hsdp(option, workload, cluster, unit)
+    if option.layout in ("hsdp", "ddp"):
+        yield from _costs_of_replicas(option, workload, cluster, unit)
         return
     if option.layout == "node":
         yield "all_gather", collectives.exact(size, dtype, cluster) * unit.count
@@ -141,18 +152,21 @@ def _costs(option: Option, workload: Workload, cluster: Cluster, unit: Unit) -> 
     yield "reduce_scatter", one * reductions
 
 
-def _costs_of_hsdp(option: Option, workload: Workload, cluster: Cluster, unit: Unit) -> Iterator[tuple[str, Cost]]:
-    """Every GPU of a node reduces its shard with its like on the other nodes, and they share the node's link."""
-    node, like = cluster.one_node, cluster.of_one_rank
-    size, reductions = unit.num_elements, workload.reductions * unit.count
-    yield "all_gather", collectives.exact(size, workload.gather_dtype, node) * workload.gathers(unit)
-    yield "reduce_scatter", collectives.exact(size, workload.reduce_dtype, node) * reductions
-    shard = -(-size // cluster.ranks_per_node)
+def _costs_of_replicas(option: Option, workload: Workload, cluster: Cluster, unit: Unit) -> Iterator[tuple[str, Cost]]:
+    """DDP reduces whole gradients over all ranks. In HSDP every GPU of a node reduces its shard with its like on the
+    other nodes, and they share the node's link."""
+    size, dtype, reductions = unit.num_elements, workload.reduce_dtype, workload.reductions * unit.count
+    reduced, num_alike, among = size, 1, cluster
+    if option.layout == "hsdp":
+        node = cluster.one_node
+        yield "all_gather", collectives.exact(size, workload.gather_dtype, node) * workload.gathers(unit)
+        yield "reduce_scatter", collectives.exact(size, dtype, node) * reductions
+        reduced, num_alike, among = -(-size // cluster.ranks_per_node), cluster.ranks_per_node, cluster.of_one_rank
     if option.all_reduce == "exact":
-        one = collectives.exact(shard, workload.reduce_dtype, like) * 2
+        one = collectives.exact(reduced, dtype, among) * 2
     else:
-        one = collectives.all_reduce(shard, workload.reduce_dtype, option.all_reduce, like)
-    yield "all_reduce", replace(one, inter_bytes=one.inter_bytes * cluster.ranks_per_node) * reductions
+        one = collectives.all_reduce(reduced, dtype, option.all_reduce, among)
+    yield "all_reduce", replace(one, inter_bytes=one.inter_bytes * num_alike) * reductions
 
 
 def combine(
@@ -169,6 +183,8 @@ def memory_of(option: Option, workload: Workload, cluster: Cluster) -> float:
     parameters = workload.num_parameters
     largest = max(unit.num_elements for unit in workload.units)
     gathered = 2 * largest * (DTYPE_BYTES[workload.gather_dtype] + DTYPE_BYTES[workload.reduce_dtype])
+    if option.layout == "ddp":
+        return STATE_BYTES * parameters + workload.accumulated_bytes
     holders = cluster.ranks_per_node if option.layout == "hsdp" else cluster.ranks
     total = STATE_BYTES * parameters / holders + workload.accumulated_bytes + gathered
     if option.layout == "node":
@@ -185,11 +201,11 @@ def memory_of(option: Option, workload: Workload, cluster: Cluster) -> float:
 
 
 def _seconds(option: Option, workload: Workload, cluster: Cluster, overlap: float, *, waits: bool = False) -> float:
-    alone, hidden = (
-        fold(Cost.__add__, costs_of(option, workload, cluster, hidden=each).values(), Cost()) for each in (False, waits)
-    )
-    compute = cluster.compute
-    return combine(workload.flops / compute.flops, alone, overlap, compute.taken_share.value, hidden.seconds)
+    def total(hidden: bool) -> Cost:
+        return fold(Cost.__add__, costs_of(option, workload, cluster, hidden=hidden).values(), Cost())
+
+    compute, hidden_seconds = cluster.compute, total(hidden=True).seconds if waits else None
+    return combine(workload.flops / compute.flops, total(False), overlap, compute.taken_share.value, hidden_seconds)
 
 
 def _variants(workload: Workload, cluster: Cluster, known: Figure) -> Iterator[tuple[Workload, Cluster, float]]:

@@ -15,8 +15,8 @@ from zcomm_bench.reference import Values
 
 DTYPES = ("float32", "bfloat16", "float16")
 _FORMATS = {
-    "all_gather": (GATHER, "int6:128", "int4:128", "int4:128:hadamard", "int2:64", "fp8:128", "bf16"),
-    "reduce_scatter": (REDUCE, "int8:128", "int4:128:hadamard", "fp8:128"),
+    "all_gather": (GATHER, "int4:128", "eden4:128", "eden3:64", "eden2:128", "fp8:128", "bf16"),
+    "reduce_scatter": (REDUCE, "int8:128", "eden2:128", "fp8:128"),
     "all_reduce": (REDUCE, "int4:128"),
     "all_to_all": (REDUCE,),
     "gather": (REDUCE,),

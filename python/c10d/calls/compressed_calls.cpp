@@ -132,8 +132,12 @@ WorkPtr CompressedCalls::launch(Request&& request, OperationPtr operation) {
       inner_.interrupt_coalescing();
       work = device_runner_.launch(std::move(job));
     }
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
     for (Observer* const each : observers_) each->refused(record);
+    // The call has been counted, and a retry counts again: this rank would take another way than its peers.
+    if (options_->policy.choice == Choice::automatic && is_out_of_memory(error)) {
+      device_runner_.abort("ran out of memory, and with compress='auto' ranks decide by the number of their calls");
+    }
     throw;
   }
   for (std::size_t i = 0; i < events.size(); ++i) observers_[i]->launched(events[i], work);

@@ -13,7 +13,7 @@
 namespace zcomm::c10d_binding {
 namespace {
 
-StreamView view_of(c10::Stream stream) { return {stream.native_handle()}; }
+StreamView stream_view(c10::Stream stream) { return {stream.native_handle()}; }
 
 // Tells whether the device is past an event; another thread may capture a graph.
 bool is_over(const c10::Event& event) {
@@ -152,7 +152,7 @@ WorkPtr DeviceRunner::launch(JobPtr job) {
   const c10::Stream current = guard.getStream(device);
   bool capturing = false;
   try {
-    capturing = is_capturing(view_of(current));
+    capturing = is_capturing(stream_view(current));
     if (!communicator_ && !capturing) connect(device);
   } catch (const std::exception& caught) {
     std::rethrow_exception(errors_->record(caught));
@@ -161,21 +161,12 @@ WorkPtr DeviceRunner::launch(JobPtr job) {
       communicator_,
       "zcomm: a group's first compressed call on a GPU connects its ranks, which a graph cannot capture: make one "
       "before the capture");
-  // The transport's stream belongs to a graph until its capture ends.
-  const std::uint64_t graph = capture_of(view_of(current));
-  const bool is_captured_elsewhere =
-      captured_ && graph != captured_graph_ && capture_of(view_of(*captured_)) == captured_graph_;
-  TORCH_CHECK(
-      !is_captured_elsewhere,
-      "zcomm: expected a call on a stream of the CUDA graph that is captured with calls of this group, got one on "
-      "another stream: wait for the end of the capture");
-  captured_ = capturing ? std::optional(current) : std::nullopt;
-  captured_graph_ = graph;
+  communicator_->check_stream(stream_view(current));  // first, as what fails later ends the group
   if (!capturing) release_finished();
 
   const auto connected = [this]() -> Communicator& { return *communicator_; };
   if (!job->settings.async) {
-    job->run(connected, view_of(current), *errors_);
+    job->run(connected, stream_view(current), *errors_);
     if (!capturing) end_event_->record(current);
     return c10::make_intrusive<DeviceWork>(*job, current, nullptr, errors_, blocking_wait_);
   }
@@ -187,7 +178,7 @@ WorkPtr DeviceRunner::launch(JobPtr job) {
   held->tensors.insert(held->tensors.end(), job->outputs.begin(), job->outputs.end());
   std::exception_ptr error;
   try {
-    job->run(connected, view_of(*stream_), *errors_);
+    job->run(connected, stream_view(*stream_), *errors_);
   } catch (const std::exception&) {
     error = std::current_exception();  // queued work still uses the tensors
   }
@@ -216,12 +207,12 @@ void DeviceRunner::join() {
   const std::lock_guard lock(launch_mutex_);
   if (held_.empty()) return;
   const c10::Stream current = current_stream(*device_);
-  if (!is_capturing(view_of(current))) held_.back()->end.block(current);
+  if (!is_capturing(stream_view(current))) held_.back()->end.block(current);
 }
 
-void DeviceRunner::abort() noexcept {
+void DeviceRunner::abort(const std::string& reason) noexcept {
   const std::lock_guard lock(mutex_);
-  if (communicator_) communicator_->abort(kAborted);
+  if (communicator_) communicator_->abort(reason);
 }
 
 void DeviceRunner::stop() {

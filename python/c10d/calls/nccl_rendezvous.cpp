@@ -111,6 +111,7 @@ std::unique_ptr<Transport> connect_nccl(const ::c10d::Backend& group, const Pyth
     return is_exchange(collective) && !group_options.policy.formats_of(collective).is_exact();
   });
   options.peers = has_exchanges ? topology.others(options.rank) : topology.peers(options.rank);
+  for (int rank = 0; rank < options.size; ++rank) options.node_ids.push_back(topology.node(rank));
   options.connect_timeout = group_options.timeout;
   // Callbacks outlive this call, and the transport if the store hangs, so they own copies.
   options.on_failure = [errors, store = store, rank = options.rank](const std::string& reason) {

@@ -188,12 +188,21 @@ std::string text_of(const ZcommOptions& options) {
   return text;
 }
 
+// Returns advice if an option has nearly this name, else an empty string.
+std::string hint_of(const std::string& name) {
+  py::list known;
+  for_each_field([&](const char* each, auto) { known.append(each); });
+  const py::list close = py::module_::import("difflib").attr("get_close_matches")(name, known, 1, 0.75);
+  if (close.empty() || close[0].cast<std::string>() == name) return "";
+  return ": did you mean " + close[0].cast<std::string>() + "?";
+}
+
 [[noreturn]] void refuse_name(const std::string& name, const char* expected) {
   const bool is_exchange_call = name == "send_recv" || std::ranges::any_of(kCollectives, [&](Collective collective) {
                                   return is_exchange(collective) && to_string(collective) == name;
                                 });
   throw py::type_error(name + ": expected " + expected + ", got none of that name" +
-                       (is_exchange_call ? ": the option exchanges has the formats of all exchanges" : ""));
+                       (is_exchange_call ? ": the option exchanges has the formats of all exchanges" : hint_of(name)));
 }
 
 c10::intrusive_ptr<ZcommOptions> make_options(const py::kwargs& fields) {

@@ -93,7 +93,7 @@ class DeviceRunner {
   void join();
   // As those of the HostRunner.
   bool drain(std::chrono::milliseconds limit);
-  void abort() noexcept;
+  void abort(const std::string& reason = kAborted) noexcept;
   void stop();
 
  private:
@@ -108,8 +108,6 @@ class DeviceRunner {
   std::timed_mutex launch_mutex_;  // jobs of several threads are queued one after the other
   std::optional<at::Device> device_;
   std::optional<c10::Stream> stream_;              // of asynchronous jobs
-  std::optional<c10::Stream> captured_;            // of the last captured job
-  std::uint64_t captured_graph_ = 0;               // which it is part of
   std::optional<c10::Event> start_event_;          // a wait refers to the record that it saw, so one event is enough
   std::optional<c10::Event> end_event_;            // of the last synchronous job
   std::deque<std::shared_ptr<HeldTensors>> held_;  // of asynchronous jobs, in order

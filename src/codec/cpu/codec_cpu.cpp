@@ -1,14 +1,13 @@
 // Codec for host memory: checks every job, splits all jobs into tasks and composes the kernels.
 #include <algorithm>
 #include <bit>
-#include <cfenv>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "codec/checks.hpp"
 #include "codec/cpu/isa.hpp"
-#include "host/thread_pool.hpp"
+#include "codec/cpu/tasks.hpp"
 #include "zcomm/codec.hpp"
 #include "zcomm/lossless.hpp"
 #include "zcomm/wire_layout.hpp"
@@ -17,12 +16,6 @@ namespace zcomm {
 namespace cpu {
 namespace {
 
-// Elements per task: enough to amortize scheduling, few enough to balance the load. Large calls get large tasks,
-// because the first values of a task are not prefetched. Both are multiples of the tile.
-constexpr std::int64_t kMinTaskElements = 32768;
-constexpr std::int64_t kMaxTaskElements = 524288;
-constexpr std::int64_t kTasksPerThread = 8;
-
 // Calls with more values than this write past the caches: the output would be evicted before it is used. A normal store
 // reads the line from memory first, which costs decode a third of its speed.
 constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
@@ -30,71 +23,8 @@ constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
 // Elements per decode step. A sum takes a whole tile, because it makes more calls per step.
 constexpr std::int64_t kDecodeTile = 1024;
 
-// Sets the floating-point mode that kernels need: rounding to nearest even, with subnormals. The caller's thread may
-// use another mode (torch.set_flush_denormal).
-class DefaultFloatEnvironment {
- public:
-  DefaultFloatEnvironment() {
-    std::fegetenv(&saved_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultFloatEnvironment() { std::fesetenv(&saved_); }
-  DefaultFloatEnvironment(const DefaultFloatEnvironment&) = delete;
-  DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
-
- private:
-  std::fenv_t saved_;
-};
-
 constexpr std::size_t index_of(DType dtype) { return static_cast<std::size_t>(dtype); }
 constexpr std::size_t kFloat32 = index_of(DType::float32), kBfloat16 = index_of(DType::bfloat16);
-
-// --- Tasks
-
-std::int64_t num_elements(const Encode& job) { return job.values.num_elements; }
-std::int64_t num_elements(const Decode& job) { return job.values.num_elements; }
-std::int64_t num_elements(const DecodeSum& job) { return job.values.num_elements; }
-std::int64_t num_elements(const DecodeSumEncode& job) { return job.num_elements; }
-
-// Returns the elements per task: at most `elements`, and whole blocks if the job writes a wire.
-template <class Job>
-std::int64_t task_elements(const Job& job, std::int64_t elements) {
-  if constexpr (requires { job.format; }) {
-    if (job.format.has_scales()) return elements / job.format.block_size * job.format.block_size;
-  }
-  return elements;
-}
-
-template <class Job>
-std::int64_t task_elements(std::span<const Job> jobs) {
-  std::int64_t all = 0;
-  for (const Job& job : jobs) all += num_elements(job);
-  const std::int64_t of_thread = all / num_threads() / kTasksPerThread / kTileElements * kTileElements;
-  return std::clamp(of_thread, kMinTaskElements, kMaxTaskElements);
-}
-
-// Checks all jobs, then calls run(job, begin, count) for element ranges that cover them, in parallel.
-template <class Job, class Run>
-void run_jobs(std::span<const Job> jobs, const Run& run) {
-  for (const Job& job : jobs) check(job);
-  thread_local std::vector<std::int64_t> ends;  // running count of tasks; kept to avoid allocation
-  ends.clear();
-  const std::int64_t elements = task_elements(jobs);
-  std::int64_t num_tasks = 0;
-  for (const Job& job : jobs) {
-    const std::int64_t of_task = task_elements(job, elements);
-    num_tasks += (num_elements(job) + of_task - 1) / of_task;
-    ends.push_back(num_tasks);
-  }
-  parallel_for(num_tasks, [&run, jobs, elements, ends = std::span<const std::int64_t>(ends)](std::int64_t task) {
-    const auto end = std::upper_bound(ends.begin(), ends.end(), task);
-    const Job& job = jobs[static_cast<std::size_t>(end - ends.begin())];
-    const std::int64_t first_task = end == ends.begin() ? 0 : *(end - 1);
-    const std::int64_t of_task = task_elements(job, elements), begin = (task - first_task) * of_task;
-    const DefaultFloatEnvironment environment;
-    run(job, begin, std::min(of_task, num_elements(job) - begin));
-  });
-}
 
 // --- Tiles of values and wires
 
@@ -109,10 +39,8 @@ const std::byte* value_at(const Wire& wire, std::int64_t i) {
 // Returns blocks of a format; encoding ignores the addresses and the factor.
 CodedBlocks blocks_of(BlockFormat format, const std::byte* scales = nullptr, const std::byte* codes = nullptr,
                       float factor = 1.0f) {
-  const float max_code = traits(format.kind).max_code;
-  const float largest_code = format.kind == ElementKind::fp8 ? 480.0f : max_code + 1;
-  return {scales,       codes,  format.block_size, format.kind,      max_code,
-          largest_code, factor, format.hadamard,   format.stochastic};
+  const float max_code = traits(format.kind).max_code, most = format.kind == ElementKind::fp8 ? 480.0f : max_code + 1;
+  return {scales, codes, format.block_size, format.kind, max_code, most, factor, format.rotation(), format.stochastic};
 }
 
 CodedBlocks coded_blocks(const Wire& wire, std::int64_t num_elements) {
@@ -178,23 +106,25 @@ void add_terms(const Kernels& kernels, const Wire& wire, std::int64_t num_elemen
 void decode_tile(const Kernels& kernels, const Wire& wire, std::int64_t num_elements, std::int64_t begin,
                  TensorView values, bool stream) {
   const std::size_t dtype = index_of(values.dtype);
-  if (wire.format.has_scales() && !wire.format.hadamard) {
+  const int rotation = wire.format.rotation();
+  if (wire.format.has_scales() && rotation == 0) {
     kernels.decode[dtype](coded_blocks(wire, num_elements), begin, values.num_elements, kLargestFinite[dtype],
                           values.data, stream);
     return;
   }
   alignas(64) float terms[kTileElements];
-  if (wire.format.hadamard) {
+  if (rotation != 0) {
     const CodedBlocks blocks = coded_blocks(wire, num_elements);
     kernels.decode[kFloat32](blocks, begin, values.num_elements, kMaxFloat32, reinterpret_cast<std::byte*>(terms),
                              false);
     const float largest = largest_term(blocks, begin, values.num_elements);
     const bool is_in_place = values.dtype == DType::float32 && !stream;
     float* rotated = is_in_place ? reinterpret_cast<float*>(values.data) : terms;
-    kernels.rotate_back(terms, values.num_elements, largest < kLargeTerm, rotated);
+    kernels.rotate_back(terms, values.num_elements, rotation, largest < kLargeTerm, rotated);
     if (is_in_place) return;
-    // Saturates where the bound on a sum of 32 terms, rounding included, exceeds the limit.
-    if (largest * 33.0f > kLargestFinite[dtype]) kernels.saturate(terms, values.num_elements, kLargestFinite[dtype]);
+    // Saturates if a sum of terms, with its rounding, may exceed the limit.
+    if (largest * static_cast<float>(rotation + 1) > kLargestFinite[dtype])
+      kernels.saturate(terms, values.num_elements, kLargestFinite[dtype]);
   } else {
     kernels.load_values[index_of(value_dtype(wire))](value_at(wire, begin), values.num_elements, terms);
     kernels.saturate(terms, values.num_elements, kLargestFinite[dtype]);
@@ -202,29 +132,42 @@ void decode_tile(const Kernels& kernels, const Wire& wire, std::int64_t num_elem
   kernels.store_values[dtype](terms, values.num_elements, 1.0f, values.data, stream);
 }
 
+// Adds elements [begin, begin + count) of the wires with this rotation to `terms`. If `is_empty`, the first wire
+// overwrites `terms`. Returns true if no wire has. At most a tile.
+bool add_rotated_alike(const Kernels& kernels, std::span<const Wire> wires, int rotation, std::int64_t num_elements,
+                       std::int64_t begin, std::int64_t count, bool is_empty, float* terms) {
+  for (std::size_t i = 0, added; i < wires.size(); i += added) {
+    added = 1;
+    if (wires[i].format.rotation() != rotation) continue;
+    CodedBlocks blocks[kMaxWires];
+    if (const std::size_t num_plain = plain_blocks(wires.subspan(i), num_elements, blocks)) {
+      const auto add_codes = is_empty ? kernels.sum_codes : kernels.add_codes;
+      add_codes(blocks, static_cast<int>(num_plain), begin, count, kMaxFloat32, terms);
+      added = num_plain;
+    } else if (is_empty && !wires[i].format.has_scales()) {
+      load_terms(kernels, wires[i], num_elements, begin, count, terms);
+    } else {
+      if (is_empty) std::fill_n(terms, count, 0.0f);
+      add_terms(kernels, wires[i], num_elements, begin, count, terms);
+    }
+    is_empty = false;
+  }
+  return is_empty;
+}
+
 // Sums elements [begin, begin + count) of wires of `num_elements` into `terms`. At most a tile.
 void sum_tile(const Kernels& kernels, std::span<const Wire> wires, std::int64_t num_elements, std::int64_t begin,
               std::int64_t count, float* terms) {
   bool is_empty = true;
-  for (const bool rotated : {true, false}) {
-    for (std::size_t i = 0, added; i < wires.size(); i += added) {
-      added = 1;
-      if (wires[i].format.hadamard != rotated) continue;
-      CodedBlocks blocks[kMaxWires];
-      if (const std::size_t num_plain = plain_blocks(wires.subspan(i), num_elements, blocks)) {
-        const auto add_codes = is_empty ? kernels.sum_codes : kernels.add_codes;
-        add_codes(blocks, static_cast<int>(num_plain), begin, count, kMaxFloat32, terms);
-        added = num_plain;
-      } else if (is_empty && !wires[i].format.has_scales()) {
-        load_terms(kernels, wires[i], num_elements, begin, count, terms);
-      } else {
-        if (is_empty) std::fill_n(terms, count, 0.0f);
-        add_terms(kernels, wires[i], num_elements, begin, count, terms);
-      }
-      is_empty = false;
-    }
-    if (rotated && !is_empty) kernels.rotate_back(terms, count, false, terms);
+  for (const int rotation : Rotations(wires)) {
+    alignas(64) float others[kTileElements];
+    float* const rotated = is_empty ? terms : others;
+    add_rotated_alike(kernels, wires, rotation, num_elements, begin, count, true, rotated);
+    kernels.rotate_back(rotated, count, rotation, false, rotated);
+    if (!is_empty) kernels.add_values[kFloat32](reinterpret_cast<const std::byte*>(others), count, terms);
+    is_empty = false;
   }
+  add_rotated_alike(kernels, wires, 0, num_elements, begin, count, is_empty, terms);
 }
 
 // Decodes and sums elements [begin, begin + values.num_elements) of the job. At most a tile. `stream`: see Kernels.
@@ -232,7 +175,7 @@ void decode_sum_tile(const Kernels& kernels, const DecodeSum& job, std::int64_t 
   const std::size_t dtype = index_of(values.dtype);
   CodedBlocks blocks[kMaxWires];
   const std::size_t num_plain = plain_blocks(job.wires, job.values.num_elements, blocks);
-  if (num_plain == job.wires.size() && !job.wires[0].format.hadamard) {
+  if (num_plain == job.wires.size() && job.wires[0].format.rotation() == 0) {
     kernels.sum_values[dtype](blocks, static_cast<int>(num_plain), begin, values.num_elements, kMaxFloat32, job.factor,
                               values.data, stream);
     return;
@@ -284,7 +227,7 @@ void write_tiles(const Kernels& kernels, TensorView values, bool stream, const W
 void encode_tiles(const Kernels& kernels, ConstTensorView values, BlockFormat format, const Rounding& rounding,
                   const WireLayout& layout, std::int64_t begin, std::byte* wire) {
   const CodedBlocks blocks = blocks_of(format);
-  constexpr std::int64_t kElements = kEncodeTileBytes / sizeof(float) / 2;  // encode_tile makes a float32 copy
+  constexpr std::int64_t kElements = kTileElements / 2;  // leaves room in the L1 cache for copies
   const std::int64_t tile_elements = std::max(kElements / format.block_size, std::int64_t{1}) * format.block_size;
   for (std::int64_t i = 0; i < values.num_elements; i += tile_elements) {
     const ConstTensorView tile = values.slice(i, tile_elements);
@@ -302,7 +245,7 @@ void encode_range(const Kernels& kernels, ConstTensorView values, BlockFormat fo
   std::byte* scales = wire + layout.scale_offset(begin);
   std::byte* codes = wire + layout.code_offset(begin);
   const std::size_t dtype = index_of(values.dtype);
-  if (format.hadamard || format.stochastic || format.kind == ElementKind::fp8) {
+  if (format.rotation() != 0 || format.stochastic || format.kind == ElementKind::fp8) {
     encode_tiles(kernels, values, format, rounding, layout, begin, wire);
   } else if (format.has_scales()) {
     kernels.encode[dtype](values.data, values.num_elements, blocks_of(format), scales, codes, stream);

@@ -54,8 +54,10 @@ ZCOMM_INLINE std::uint32_t absmax(const typename Type::Bits* values, std::int64_
 
 constexpr std::int64_t kMaxBlocks = kTileElements / 32;  // per tile
 
+#include "codec/cpu/eden.inl"
+
 // Computes scales and reciprocals of blocks from their largest magnitudes, given as float32 bits. The reciprocal of a
-// block with a NaN or infinity is 0. No other reciprocal is 0: scales are finite, and for int2 at most 2^-7 too small.
+// block with a NaN or infinity is 0. No other reciprocal is 0: scales are finite, as max_code is 7 or more.
 //
 // Codes need no clamp: with e = 2^-24, the scale is at least (absmax / max_code) * (1 - e) and its reciprocal at most
 // (1 / scale) * (1 + e). So |x * reciprocal|, rounded, is at most max_code * (1 + e)^2 / (1 - e) < max_code + 0.5.
@@ -67,8 +69,7 @@ ZCOMM_INLINE void make_scales(const std::uint32_t* largest, std::int64_t num_blo
     const bool finite = largest[i] < kInfinity32;
     const float quotient = float_of(finite ? largest[i] : 0u) / max_code;
     const float rounded_up = float_of((bits_of(quotient) + 0xffffu) & 0xffff0000u);
-    const float at_least = rounded_up > kMinScale ? rounded_up : kMinScale;
-    const float scale = at_least < kMaxScale ? at_least : kMaxScale;
+    const float scale = rounded_up > kMinScale ? rounded_up : kMinScale;
     const float reciprocal = 1.0f / scale;
     scales[i] = finite ? static_cast<std::uint16_t>(bits_of(scale) >> 16) : Bfloat16::kNan;
     reciprocals[i] = finite ? reciprocal : 0.0f;
@@ -111,7 +112,7 @@ __attribute__((noinline)) void quantize_rest(const typename Type::Bits* values, 
   } else if constexpr (kNibbles) {
     alignas(64) std::uint8_t bytes[kGroup] = {};
     quantize_bytes<Type>(values, count, reciprocal, bytes);
-    gather_int4(reinterpret_cast<const Word16*>(bytes), count, codes);
+    gather4(reinterpret_cast<const Word16*>(bytes), count, codes);
   } else {
     quantize_bytes<Type>(values, count, reciprocal, codes);
   }
@@ -248,17 +249,6 @@ void encode(const std::byte* value_bytes, std::int64_t count, CodedBlocks blocks
   encode_nearest<Type, false, false>(values, count, blocks, scales, codes);
 }
 
-// Encodes a tile of rotated values; `largest` holds the largest magnitude of each block.
-template <bool kNibbles>
-ZCOMM_INLINE void encode_scratch(const Word32* values, std::int64_t count, const CodedBlocks& blocks,
-                                 const std::uint32_t* largest, std::byte* scales, std::byte* codes) {
-  encode_blocks<Float32, kNibbles>(
-      values, count, blocks, largest, scales, codes,
-      [](const Word32* block, std::int64_t block_count, std::int64_t, float reciprocal, std::uint8_t* block_codes) {
-        quantize<Float32, kNibbles, false>(block, block_count, reciprocal, block_codes);
-      });
-}
-
 // Rounds stochastically with 16 random bits per value. The sum with a value needs a clamp: see make_scales.
 ZCOMM_INLINE void quantize_stochastic(const Word32* values, const Word16* bits, std::int64_t count, float reciprocal,
                                       float max_code, std::uint8_t* codes) {
@@ -285,9 +275,15 @@ void encode_tile(const std::byte* value_bytes, std::int64_t count, CodedBlocks b
   alignas(64) float widened[kTileElements];
   const Word32* bits = reinterpret_cast<const Word32*>(widened);
   widen_blocks<Type>(values, count, blocks, widened, largest);
-  if (!blocks.stochastic && blocks.kind != ElementKind::fp8) {
-    if (has_nibbles(blocks.kind)) return encode_scratch<kTakesNibbles>(bits, count, blocks, largest, scales, codes);
-    return encode_scratch<false>(bits, count, blocks, largest, scales, codes);
+  switch (blocks.kind) {
+    case ElementKind::eden2:
+      return encode_eden<2>(kEden2, bits, count, blocks, largest, scales, codes);
+    case ElementKind::eden3:
+      return encode_eden<3>(kEden3, bits, count, blocks, largest, scales, codes);
+    case ElementKind::eden4:
+      return encode_eden<4>(kEden4, bits, count, blocks, largest, scales, codes);
+    default:  // fp8, or rounded stochastically
+      break;
   }
   alignas(64) Word16 numbers[kTileElements + sizeof(Calls)];
   if (blocks.stochastic) random_bits(seed, first_element, count, numbers);

@@ -20,8 +20,8 @@ inline constexpr std::int64_t kTileElements = 4096;
 // steps, and copies of them, should fit in an L1 cache.
 inline constexpr std::int64_t kEncodeTileBytes = 4096;
 
-// Threshold for rotating back: groups with a larger or equal term are scaled down, as a sum of 32 may overflow.
-inline constexpr float kLargeTerm = 0x1p123f;
+// Threshold for rotating back: a block with a larger or equal term is scaled down, as a sum of 512 may overflow.
+inline constexpr float kLargeTerm = 0x1p119f;
 
 inline constexpr int kMaxWires = 4;  // per pass of a sum
 
@@ -36,8 +36,8 @@ struct CodedBlocks {
   float max_code;
   float largest_code;  // of any code, also one that no encoder writes: max_code + 1, or 480 for e4m3
   float factor;
-  bool hadamard;    // codes are of rotated values: encode_tile rotates, and decode's result goes to rotate_back
-  bool stochastic;  // encode_tile rounds at random
+  std::int64_t rotation;  // elements rotated together, or 0: encode_tile rotates, decode's result goes to rotate_back
+  bool stochastic;        // encode_tile rounds at random
 };
 
 // Kernel table. Arithmetic is float32, rounded to nearest even; the caller sets the floating-point environment.
@@ -72,20 +72,21 @@ struct Kernels {
   void (*store_values[kNumDTypes])(const float* terms, std::int64_t count, float factor, std::byte* values,
                                    bool stream);
 
-  // Rotates whole groups of 32 back, in place or not; NaNs become canonical. `none_is_large` skips a search: the caller
-  // knows that all terms are numbers below kLargeTerm.
-  void (*rotate_back)(const float* terms, std::int64_t count, bool none_is_large, float* rotated);
+  // Rotates each `rotation` terms back, after them each 32, in place or not; NaNs become canonical. `none_is_large`
+  // skips a search: the caller knows that all terms are numbers below kLargeTerm.
+  void (*rotate_back)(const float* terms, std::int64_t count, std::int64_t rotation, bool none_is_large,
+                      float* rotated);
 
   // Copies past the caches: see kStreamBytes. end_stream() orders the copies before the thread's later writes.
   void (*stream)(const std::byte* source, std::int64_t num_bytes, std::byte* destination);
   void (*end_stream)();
 
-  // Encodes blocks of integers, rounded to nearest, not rotated; the last block may be short. Writes only scales and
-  // codes. Any count. `blocks` gives the format; its addresses and factor are ignored. `stream` writes int8 and int4
+  // Encodes blocks of int8 or int4, rounded to nearest; the last block may be short. Writes only scales and codes. Any
+  // count. `blocks` gives the format; its addresses and factor are ignored. `stream` writes int8 and int4
   // codes past the caches if `codes` is aligned to 32 (int4: 16).
   void (*encode[kNumDTypes])(const std::byte* values, std::int64_t count, CodedBlocks blocks, std::byte* scales,
                              std::byte* codes, bool stream);
-  // Encodes all kinds of codes, rotated or not, rounded to nearest or stochastically. At most a tile. The seed and the
+  // Encodes at most a tile of the other formats: fp8, EDEN's, and integers rounded stochastically. The seed and the
   // index of the first element are those of Rounding in codec.hpp.
   void (*encode_tile[kNumDTypes])(const std::byte* values, std::int64_t count, CodedBlocks blocks, std::uint64_t seed,
                                   std::int64_t first_element, std::byte* scales, std::byte* codes);

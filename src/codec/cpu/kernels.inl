@@ -19,7 +19,6 @@ namespace {
 #include "codec/cpu/convert.inl"
 
 constexpr float kMinScale = 0x1p-126f;
-constexpr float kMaxScale = 0x1.fep127f;
 constexpr float kLargestFinite = 0x1.fffffep127f;
 constexpr float kRoundToInteger = 0x1.8p23f;  // low bits of x + this: round_to_nearest_even(x), |x| <= 2^22
 

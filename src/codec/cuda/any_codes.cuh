@@ -1,19 +1,17 @@
-// Generic kernels for codes of every kind, with any rotation and rounding: one each to encode, decode and sum. The most
-// common kinds, neither rotated nor stochastic, have kernels of their own with the types of codes.cuh.
+// Generic kernels for codes of every kind, with any rounding: one each to encode, decode and sum. int8 and int4,
+// rounded to nearest, have separate kernels with the types of codes.cuh.
 #pragma once
 
 #include "codec/cuda/codes.cuh"
+#include "codec/cuda/eden.cuh"
 #include "codec/cuda/rotate.cuh"
 
 namespace zcomm::gpu {
-
-using CodeWords = std::uint32_t[4];  // of a group; kinds of fewer bits use fewer words, zeros follow
 
 // --- Between codes and words
 
 template <std::uint32_t kBits>
 ZCOMM_DEVICE void pack_bits(const std::uint32_t (&codes)[kGroup], CodeWords& words) {
-  static_assert(kGroup * kBits % 32 == 0, "a thread stores whole words: a code has an even number of bits");
 #pragma unroll
   for (std::uint32_t i = 0; i < kGroup; ++i) {
     const std::uint32_t code = codes[i] & ((1u << kBits) - 1), word = i * kBits / 32, shift = i * kBits % 32;
@@ -32,18 +30,40 @@ ZCOMM_DEVICE void pack_any(ElementKind kind, const std::uint32_t (&codes)[kGroup
     case ElementKind::int8:
     case ElementKind::fp8:
       return pack_bits<8>(codes, words);
-    case ElementKind::int6:
-      return pack_bits<6>(codes, words);
     case ElementKind::int4:
+    case ElementKind::eden4:
       return pack_bits<4>(codes, words);
-    case ElementKind::int2:
+    case ElementKind::eden3:
+      return pack_bits<3>(codes, words);
+    case ElementKind::eden2:
       return pack_bits<2>(codes, words);
+  }
+}
+
+// Bits that a thread stores at once: a group's codes are whole words, or halves of words if they have 3 bits.
+ZCOMM_DEVICE std::uint32_t unit_of(std::uint32_t bits) { return bits == 3 ? 16 : 32; }
+
+// Stores `num_bits` of a group's words, rounded up to a unit.
+ZCOMM_DEVICE void store_any(const CodeWords& words, std::uint32_t bits, std::uint32_t num_bits, std::byte* codes) {
+  if (unit_of(bits) == 16) {
+    std::uint16_t* const halves = reinterpret_cast<std::uint16_t*>(codes);
+#pragma unroll
+    for (std::uint32_t i = 0; i < 3; ++i) {
+      if (i * 16 < num_bits) halves[i] = static_cast<std::uint16_t>(words[i / 2] >> (i % 2 * 16));
+    }
+    return;
+  }
+  std::uint32_t* const data = reinterpret_cast<std::uint32_t*>(codes);
+#pragma unroll
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    if (i * 32 < num_bits) data[i] = words[i];
   }
 }
 
 // Unpacks a group's words as a queue that gives out one code after the other: one loop for all numbers of bits.
 ZCOMM_DEVICE void unpack_any(ElementKind kind, std::uint32_t bits, CodeWords& words, float (&codes)[kGroup]) {
   const std::uint32_t mask = (1u << bits) - 1, sign = kind == ElementKind::fp8 ? 0 : 1u << (bits - 1);
+  if (is_eden(kind)) return unpack_eden(bits, words, codes);
   std::uint32_t patterns[kGroup];
 #pragma unroll
   for (std::uint32_t i = 0; i < kGroup; ++i) {
@@ -70,8 +90,16 @@ ZCOMM_DEVICE void unpack_any(ElementKind kind, std::uint32_t bits, CodeWords& wo
 // Loads the code words of the group that begins with element `begin`, zeros past them.
 ZCOMM_DEVICE void load_codes(const std::byte* codes, std::uint32_t bits, std::uint32_t begin,
                              std::uint32_t num_elements, CodeWords& words) {
-  const std::uint32_t* data = reinterpret_cast<const std::uint32_t*>(codes + begin / 8 * bits);
   const std::uint32_t num_bits = begin < num_elements ? smaller_of(num_elements - begin, kGroup) * bits : 0;
+  if (unit_of(bits) == 16) {
+    const std::uint16_t* const halves = reinterpret_cast<const std::uint16_t*>(codes + begin / 8 * bits);
+    const std::uint32_t first = 0 < num_bits ? halves[0] : 0u, second = 16 < num_bits ? halves[1] : 0u;
+    words[0] = first | second << 16;
+    words[1] = 32 < num_bits ? halves[2] : 0u;
+    words[2] = words[3] = 0;
+    return;
+  }
+  const std::uint32_t* data = reinterpret_cast<const std::uint32_t*>(codes + begin / 8 * bits);
 #pragma unroll
   for (std::uint32_t i = 0; i < 4; ++i) words[i] = i * 32 < num_bits ? data[i] : 0;
 }
@@ -153,17 +181,66 @@ ZCOMM_DEVICE void quantize_any(const float (&values)[kGroup], float reciprocal, 
   }
 }
 
+// Writes the codes of the group that begins with element `begin`, or zeros.
+ZCOMM_DEVICE void store_any_codes(const std::uint32_t (&codes)[kGroup], bool are_zeros, std::uint32_t begin,
+                                  const BlocksOut& out, const AnyOut& any) {
+  CodeWords words;
+  pack_any(any.kind, codes, words);
+#pragma unroll
+  for (std::uint32_t i = 0; i < 4; ++i) words[i] = are_zeros ? 0 : words[i];
+  const std::uint32_t num_bits = smaller_of(out.num_elements - begin, kGroup) * any.bits;
+  store_any(words, any.bits, num_bits, out.codes + begin / 8 * any.bits);
+}
+
+// Writes the scale of a block and, after the last one, the padding.
+template <std::uint32_t kGroups>
+ZCOMM_DEVICE void end_any_block(std::uint32_t scale, const Place<kGroups>& place, const BlocksOut& out,
+                                const AnyOut& any) {
+  if (place.lane != 0) return;
+  store_scale(scale, place.block, out);
+  if (!out.is_end || (place.block + 1) * out.block_size < out.num_elements) return;
+  const std::uint32_t unit = unit_of(any.bits);
+  pad(reinterpret_cast<std::uint16_t*>(out.codes) + (out.num_elements * any.bits + unit - 1) / unit * (unit / 16));
+}
+
+// Encodes the rotated values of a thread by EDEN: see codec/cpu/eden.inl. `largest` has the float32 bits of the block's
+// largest magnitude. Called by all threads of a warp.
+template <std::uint32_t kGroups>
+ZCOMM_DEVICE void encode_eden(const Halves32<kGroups>& values, std::uint32_t largest, const Place<kGroups>& place,
+                              const BlocksOut& out, const AnyOut& any) {
+  EdenCodes<kGroups> codes;
+  switch (any.kind) {
+    case ElementKind::eden2:
+      codes = eden_codes<2, kGroups>(values, largest, place.begin, out);
+      break;
+    case ElementKind::eden3:
+      codes = eden_codes<3, kGroups>(values, largest, place.begin, out);
+      break;
+    default:
+      codes = eden_codes<4, kGroups>(values, largest, place.begin, out);
+      break;
+  }
+  if (place.begin >= out.num_elements) return;
+#pragma unroll
+  for (std::uint32_t g = 0; g < kGroups; ++g) {
+    const std::uint32_t begin = place.begin + g * kGroup;
+    if (begin < out.num_elements) store_any_codes(codes.of[g], codes.are_zeros(), begin, out, any);
+  }
+  end_any_block(codes.scale, place, out, any);
+}
+
 // Encodes a thread's groups, as encode_any does. Values past the end are zeros, and so are those of idle threads.
 // Called by all threads of a CTA.
 template <std::uint32_t kGroups>
 ZCOMM_DEVICE void encode_any_codes(Halves32<kGroups>& values, const Place<kGroups>& place, const BlocksOut& out,
                                    const AnyOut& any, WarpMaxima& maxima) {
-  if (any.hadamard) rotate_if_whole(values, place.begin, out.num_elements, rotate<kGroups>);
+  if (is_eden(any.kind)) rotate<kGroups>(values, place.begin, out.num_elements, any.rotation);
   std::uint32_t largest[1] = {largest_magnitude<kGroups>(values)};
   reduce_blocks(largest, 1u << out.log2_lanes, &maxima);
+  if (is_eden(any.kind)) return encode_eden<kGroups>(values, largest[0], place, out, any);
   if (!place.is_in_block || place.begin >= out.num_elements) return;
   std::uint32_t scale = make_scale(__uint_as_float(largest[0]), any.max_code, any.max_code_reciprocal);
-  scale = largest[0] < kInfinity32 ? smaller_of(scale, 0x7f7f0000u) : kNan32;
+  scale = largest[0] < kInfinity32 ? scale : kNan32;
   const float reciprocal = any_reciprocal(__uint_as_float(scale));
 #pragma unroll
   for (std::uint32_t g = 0; g < kGroups; ++g) {
@@ -171,19 +248,9 @@ ZCOMM_DEVICE void encode_any_codes(Halves32<kGroups>& values, const Place<kGroup
     if (begin >= out.num_elements) break;
     std::uint32_t codes[kGroup];
     quantize_any(values[g], reciprocal, any, begin, codes);
-    CodeWords words;
-    pack_any(any.kind, codes, words);
-    std::uint32_t* data = reinterpret_cast<std::uint32_t*>(out.codes + begin / 8 * any.bits);
-    const std::uint32_t num_bits = smaller_of(out.num_elements - begin, kGroup) * any.bits;
-#pragma unroll
-    for (std::uint32_t i = 0; i < 4; ++i) {
-      if (i * 32 < num_bits) data[i] = scale == kNan32 ? 0 : words[i];
-    }
+    store_any_codes(codes, scale == kNan32, begin, out, any);
   }
-  if (place.lane != 0) return;
-  store_scale(scale, place.block, out);
-  if (!out.is_end || (place.block + 1) * out.block_size < out.num_elements) return;
-  pad(reinterpret_cast<std::uint32_t*>(out.codes) + (out.num_elements * any.bits + 31) / 32);
+  end_any_block(scale, place, out, any);
 }
 
 // --- Kernels for values of every type. A thread has one group.
@@ -243,7 +310,7 @@ __global__ void __launch_bounds__(kThreads) decode_any_kernel(const __grid_const
   const std::uint32_t begin = ((blockIdx.x - table.first_cta[index]) * kThreads + threadIdx.x) * kGroup;
   Halves32<1> terms;
   load_terms(piece.wire, 0, begin, piece.num_elements, terms[0]);
-  if (piece.hadamard) rotate_if_whole(terms, begin, piece.num_elements, rotate_back<1>);
+  if (piece.rotation != 0) rotate_back<1>(terms, begin, piece.num_elements, piece.rotation);
   if (begin >= piece.num_elements) return;
   with_type(piece.dtype,
             [&]<class Type>(Type) { store_floats<Type>(terms[0], begin, piece.num_elements, piece.values); });

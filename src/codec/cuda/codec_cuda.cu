@@ -1,7 +1,9 @@
 // Codec for the memory of NVIDIA GPUs. Each call checks all jobs, then visits them once per kernel, so that jobs of one
 // kind share a launch.
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <list>
 #include <type_traits>
 #include <vector>
 
@@ -21,7 +23,7 @@ namespace {
 constexpr DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float16};
 std::size_t index_of(DType dtype) { return static_cast<std::size_t>(dtype); }
 
-// Kernel families by code: two kinds, rounded to nearest and not rotated, have their own; the others share one.
+// Kernel families by code: int8 and int4, rounded to nearest, have their own; the others share one.
 constexpr Source kOwnKernels[] = {Source::int8, Source::int4};
 std::size_t index_of(Source coding) {
   return static_cast<std::size_t>(coding) - static_cast<std::size_t>(Source::int8);
@@ -29,7 +31,7 @@ std::size_t index_of(Source coding) {
 
 Source coding_of(BlockFormat format) {
   if (!format.has_scales()) return Source::float32;  // or other values: there are no codes
-  if (format.hadamard || format.stochastic) return Source::any;
+  if (format.rotation() != 0 || format.stochastic) return Source::any;
   if (format.kind == ElementKind::int8) return Source::int8;
   return format.kind == ElementKind::int4 ? Source::int4 : Source::any;
 }
@@ -105,30 +107,32 @@ void add(Launcher<DecodeTable>& launcher, const Decode& job) {
   for_pieces(n, 1, [&](std::int64_t begin, std::int64_t count) {
     const TensorView values = job.values.slice(begin, count);
     launcher.add({wire_part(job.wire, n, begin), values.data, static_cast<std::uint32_t>(count),
-                  job.wire.format.hadamard, values.dtype},
+                  static_cast<std::uint16_t>(job.wire.format.rotation()), values.dtype},
                  divide_up(count, kThreads * groups * kGroup));
   });
 }
 
 // Adds a sum; finite results beyond +-`limit` are set to it.
 void add_sum(Launcher<SumTable>& launcher, std::span<const Wire> wires, float factor, float limit, TensorView values,
-             bool stay_rotated = false) {
+             Rotated rotated = {}) {
   const std::int64_t n = values.num_elements;
   for_pieces(n, 1, [&](std::int64_t begin, std::int64_t count) {
     launcher.add(
         {values.slice(begin, count).data, static_cast<std::uint32_t>(count), factor, limit},
         divide_up(count, kSumThreads * kSumElements), wires,
-        [&](const Wire& wire) { return wire_part(wire, n, begin); }, stay_rotated);
+        [&](const Wire& wire) { return wire_part(wire, n, begin); }, rotated);
   });
 }
 
-void add_sum_encode(Launcher<SumEncodeTable>& launcher, std::span<const Wire> wires, const DecodeSumEncode& job) {
+void add_sum_encode(Launcher<SumEncodeTable>& launcher, std::span<const Wire> wires, const DecodeSumEncode& job,
+                    Rotated rotated) {
   const std::int64_t n = job.num_elements;
   for_pieces(n, job.format.block_size, [&](std::int64_t begin, std::int64_t count) {
     const SumEncodePiece piece{blocks_out(job.wire, job.format, n, begin, count, kSumElements),
                                any_out(job.format, job.rounding, begin)};
-    launcher.add(piece, divide_up(num_lanes(piece.out), kSumThreads), wires,
-                 [&](const Wire& wire) { return wire_part(wire, n, begin); });
+    launcher.add(
+        piece, divide_up(num_lanes(piece.out), kSumThreads), wires,
+        [&](const Wire& wire) { return wire_part(wire, n, begin); }, rotated);
   });
 }
 
@@ -224,8 +228,9 @@ class CudaCodec final : public Codec {
       launcher.use(kSumEncode[index_of(coding)]);
       for (const DecodeSumEncode& job : jobs) {
         if (coding_of(job.format) != coding) continue;
-        with_few_wires(launcher, job.wires, job.num_elements, stream,
-                       [&](std::span<const Wire> wires) { add_sum_encode(launcher, wires, job); });
+        with_few_wires(
+            launcher, job.wires, job.num_elements, stream,
+            [&](std::span<const Wire> wires, Rotated rotated) { add_sum_encode(launcher, wires, job, rotated); });
       }
     }
     launcher.launch();
@@ -249,38 +254,66 @@ class CudaCodec final : public Codec {
  private:
   void sum(Launcher<SumTable>& launcher, std::span<const Wire> wires, float factor, TensorView values,
            StreamView stream) const {
-    with_few_wires(launcher, wires, values.num_elements, stream,
-                   [&](std::span<const Wire> few) { add_sum(launcher, few, factor, kNoLimit, values); });
+    with_few_wires(launcher, wires, values.num_elements, stream, [&](std::span<const Wire> few, Rotated rotated) {
+      add_sum(launcher, few, factor, kNoLimit, values, rotated);
+    });
   }
 
-  // Calls add(wires) with at most as many wires as fit a launch; excess wires are summed by earlier launches.
+  // Calls add(wires, rotated) with at most as many wires as fit a launch, and of one rotation; the others are summed by
+  // earlier launches.
   template <class Table, class Add>
   void with_few_wires(Launcher<Table>& launcher, std::span<const Wire> wires, std::int64_t num_elements,
                       StreamView stream, const Add& add_job) const {
     constexpr std::size_t kCapacity = std::min(Table::kWireCapacity, SumTable::kWireCapacity);
+    const Rotations rotations(wires);
+    if (rotations.end() - rotations.begin() > 1) return rotate_first(launcher, wires, num_elements, stream, add_job);
     if (wires.size() <= kCapacity) {
-      add_job(wires);
+      add_job(wires, Rotated{});
       return;
     }
     if (num_elements == 0) return;
     const Scratch scratch(workspace_, static_cast<std::size_t>(num_elements) * sizeof(float), stream);
     const TensorView sums{scratch.data(), num_elements, DType::float32};
     std::vector<Wire> rest(wires.begin(), wires.end());
-    const auto is_rotated = [](const Wire& wire) { return wire.format.hadamard; };
+    const auto is_rotated = [](const Wire& wire) { return wire.format.rotation() != 0; };
     std::stable_partition(rest.begin(), rest.end(), is_rotated);
     std::vector<Wire> few;
+    Rotated rotated;
     while (few.size() + rest.size() > kCapacity) {
       const auto count = static_cast<std::ptrdiff_t>(kCapacity - few.size());
       few.insert(few.end(), rest.begin(), rest.begin() + count);
       rest.erase(rest.begin(), rest.begin() + count);
-      const bool stay_rotated = is_rotated(rest[0]);
+      rotated.stays = is_rotated(rest[0]);
       Launcher first(stream, "sum", kSum[index_of(DType::float32)], kSumThreads);
-      add_sum(first, few, 1.0f, kNoLimit, sums, stay_rotated);
+      add_sum(first, few, 1.0f, kNoLimit, sums, rotated);
       first.launch();
-      few = {{sums.data, {ElementKind::exact, 0, stay_rotated}, DType::float32}};
+      few = {{sums.data, {}, DType::float32}};
+      rotated = {rotated.stays, false};
     }
     few.insert(few.end(), rest.begin(), rest.end());
-    add_job(few);
+    add_job(few, rotated);
+    launcher.launch();  // before the scratch is released
+  }
+
+  // Sums the wires of each rotation to scratch memory, then calls with_few_wires() with these sums and the other wires.
+  template <class Table, class Add>
+  void rotate_first(Launcher<Table>& launcher, std::span<const Wire> wires, std::int64_t num_elements,
+                    StreamView stream, const Add& add_job) const {
+    if (num_elements == 0) return;
+    std::list<Scratch> scratch;
+    std::vector<Wire> rest;
+    for (const int rotation : Rotations(wires)) {
+      std::vector<Wire> alike;
+      std::copy_if(wires.begin(), wires.end(), std::back_inserter(alike),
+                   [rotation](const Wire& wire) { return wire.format.rotation() == rotation; });
+      scratch.emplace_back(workspace_, static_cast<std::size_t>(num_elements) * sizeof(float), stream);
+      const DecodeSum job{alike, 1.0f, {scratch.back().data(), num_elements, DType::float32}};
+      decode_sum({&job, 1}, stream);
+      rest.push_back({scratch.back().data(), {}, DType::float32});
+    }
+    std::copy_if(wires.begin(), wires.end(), std::back_inserter(rest),
+                 [](const Wire& wire) { return wire.format.rotation() == 0; });
+    with_few_wires(launcher, rest, num_elements, stream, add_job);
     launcher.launch();  // before the scratch is released
   }
 

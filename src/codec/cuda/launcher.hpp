@@ -40,11 +40,18 @@ inline bool continues(SumEncodePiece& first, WirePart* wires, const SumEncodePie
   if (count == 1) first.codes_stride = first.any_stride = first.out_stride = 0;
   const bool is_alike = b.num_elements == a.num_elements && b.block_size == a.block_size && b.is_end == a.is_end &&
                         next.any == first.any && next.rotated_end == first.rotated_end &&
-                        next.end_of_wires == first.end_of_wires && b.codes - a.codes == b.scales - a.scales;
+                        next.rotation == first.rotation && next.end_of_wires == first.end_of_wires &&
+                        b.codes - a.codes == b.scales - a.scales;
   return is_alike && follows(a.scales, b.scales, first.out_stride, count) &&
          std::equal(wires, wires + first.end_of_wires, next_wires,
                     [&](WirePart& part, const WirePart& other) { return continues(part, other, first, count); });
 }
+
+// Sums of rotated wires that take several launches: one passes its sum to the next one as the first wire.
+struct Rotated {
+  bool is_first = false;  // whether the first wire is a sum of rotated wires
+  bool stays = false;     // whether this sum is one; otherwise it is rotated back
+};
 
 // Collects pieces and launches a kernel whenever a table is full.
 template <class Table>
@@ -71,26 +78,27 @@ class Launcher {
     num_ctas_ += static_cast<std::uint32_t>(num_ctas);
   }
 
-  // Adds a piece whose wires are part(wire) of each of `wires`, the rotated ones first; they must fit a table. Their
-  // sum is rotated back unless `stay_rotated`.
+  // Adds a piece whose wires are part(wire) of each of `wires`, the rotated ones first; they must fit a table.
   template <class Part>
-  void add(Piece piece, std::int64_t num_ctas, std::span<const Wire> wires, const Part& part,
-           bool stay_rotated = false) {
+  void add(Piece piece, std::int64_t num_ctas, std::span<const Wire> wires, const Part& part, Rotated rotated = {}) {
     const std::size_t first_wire = wires_.size();
     wires_.resize(first_wire + wires.size());
     WirePart* const parts = wires_.data() + first_wire;
     std::size_t num_rotated = 0, num_parts = 0;
-    for (const bool rotated : {true, false}) {
+    for (const bool now : {true, false}) {
       for (const Wire& wire : wires) {
-        if (wire.format.hadamard == rotated) parts[num_parts++] = part(wire);
+        const bool is_rotated = wire.format.rotation() != 0 || (rotated.is_first && &wire == wires.data());
+        if (is_rotated != now) continue;
+        parts[num_parts++] = part(wire);
+        piece.rotation = std::max(piece.rotation, static_cast<std::uint16_t>(wire.format.rotation()));
       }
-      if (rotated) num_rotated = num_parts;
+      if (now) num_rotated = num_parts;
     }
     for (std::size_t i = num_parts; i-- > 0;) {
       const bool is_last = i + 1 == num_parts || i + 1 == num_rotated || parts[i + 1].source != parts[i].source;
       parts[i].run = static_cast<std::uint8_t>(is_last ? 1 : parts[i + 1].run + 1);
     }
-    piece.rotated_end = stay_rotated ? kStaysRotated : static_cast<std::uint16_t>(num_rotated);
+    piece.rotated_end = rotated.stays ? kStaysRotated : static_cast<std::uint16_t>(num_rotated);
     piece.end_of_wires = static_cast<std::uint16_t>(num_parts);
     if constexpr (kRepeats) {
       piece.num_ctas = static_cast<std::uint16_t>(num_ctas);
@@ -242,7 +250,7 @@ inline AnyOut any_out(BlockFormat format, const Rounding& rounding, std::int64_t
   any.max_code_reciprocal = 1.0f / kind.max_code;
   any.kind = format.kind;
   any.bits = static_cast<std::uint8_t>(kind.code_bits);
-  any.hadamard = format.hadamard;
+  any.rotation = static_cast<std::uint16_t>(format.rotation());
   any.stochastic = format.stochastic;
   return any;
 }

@@ -130,11 +130,37 @@ ZCOMM_DEVICE void add_values(const WirePart* wires, std::uint32_t run, std::uint
   }
 }
 
-// Sums the wires of a piece's repeat from element `begin`, a multiple of 32, on. Past the end the sum is undefined.
+// Adds a run of wires of one source.
+ZCOMM_DEVICE void add_source(const WirePart* wires, std::uint32_t run, std::uint32_t repeat, std::uint32_t codes_stride,
+                             std::uint32_t any_stride, std::uint32_t begin, std::uint32_t num_elements, Sum& sum) {
+  switch (wires->source) {
+    case Source::float32:
+      add_values<Float32>(wires, run, repeat, begin, num_elements, sum);
+      break;
+    case Source::bfloat16:
+      add_values<Bfloat16>(wires, run, repeat, begin, num_elements, sum);
+      break;
+    case Source::float16:
+      add_values<Float16>(wires, run, repeat, begin, num_elements, sum);
+      break;
+    case Source::int8:
+      add_run<Int8>(wires, run, distance(codes_stride, repeat), begin, num_elements, sum);
+      break;
+    case Source::int4:
+      add_run<Int4>(wires, run, distance(codes_stride, repeat), begin, num_elements, sum);
+      break;
+    case Source::any:
+      add_any(wires, run, distance(any_stride, repeat), begin, num_elements, sum);
+      break;
+  }
+}
+
+// Sums the wires of a piece's repeat from element `begin`, a multiple of 32, on. The sum is undefined past the end, and
+// for threads without elements. All threads of a warp call this.
 template <class Table>
 ZCOMM_DEVICE void sum_wires(const Table& table, const typename Table::Piece& piece, std::uint32_t codes_stride,
                             std::uint32_t any_stride, std::uint32_t repeat, std::uint32_t begin,
-                            std::uint32_t num_elements, Sum& sum) {
+                            std::uint32_t num_elements, bool has_elements, Sum& sum) {
   // Starts from -0, as -0 plus x is x for either sign of x. Where codes come first, the host begins with 0.
   const float start = table.wires[piece.begin_of_wires].source < Source::int8 ? -0.0f : 0.0f;
 #pragma unroll
@@ -146,28 +172,9 @@ ZCOMM_DEVICE void sum_wires(const Table& table, const typename Table::Piece& pie
   do {
     const WirePart* wires = table.wires + w;
     const std::uint32_t run = wires->run;
-    switch (wires->source) {
-      case Source::float32:
-        add_values<Float32>(wires, run, repeat, begin, num_elements, sum);
-        break;
-      case Source::bfloat16:
-        add_values<Bfloat16>(wires, run, repeat, begin, num_elements, sum);
-        break;
-      case Source::float16:
-        add_values<Float16>(wires, run, repeat, begin, num_elements, sum);
-        break;
-      case Source::int8:
-        add_run<Int8>(wires, run, distance(codes_stride, repeat), begin, num_elements, sum);
-        break;
-      case Source::int4:
-        add_run<Int4>(wires, run, distance(codes_stride, repeat), begin, num_elements, sum);
-        break;
-      case Source::any:
-        add_any(wires, run, distance(any_stride, repeat), begin, num_elements, sum);
-        break;
-    }
+    if (has_elements) add_source(wires, run, repeat, codes_stride, any_stride, begin, num_elements, sum);
     w += run;
-    if (w == piece.rotated_end && begin + kRotated <= num_elements) rotate_back<kSumGroups>(sum);
+    if (w == piece.rotated_end) rotate_back<kSumGroups>(sum, begin, num_elements, piece.rotation);
   } while (w < piece.end_of_wires);
 }
 
@@ -177,9 +184,9 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas) sum_kernel(const __grid
   const SumPiece& piece = table.pieces[index];
   const std::uint32_t slot = (blockIdx.x - table.first_cta[index]) * kSumThreads + threadIdx.x;
   const std::uint32_t begin = slot * kSumElements;
-  if (begin >= piece.num_elements) return;
   Sum sum;
-  sum_wires(table, piece, 0, 0, 0, begin, piece.num_elements, sum);
+  sum_wires(table, piece, 0, 0, 0, begin, piece.num_elements, begin < piece.num_elements, sum);
+  if (begin >= piece.num_elements) return;
   const std::uint32_t limit = __float_as_uint(piece.limit);
 #pragma unroll
   for (std::uint32_t g = 0; g < kSumGroups; ++g) {
@@ -220,11 +227,10 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas)
   const std::uint32_t repeat = cta < num_ctas ? 0 : cta / num_ctas;
   const std::uint32_t num_elements = piece.out.num_elements;
   const Place<kSumGroups> place(piece.out, (cta - repeat * num_ctas) * kSumThreads + threadIdx.x);
-  Sum sum = {};
-  if (place.is_in_block && place.begin < num_elements) {
-    sum_wires(table, piece, piece.codes_stride, piece.any_stride, repeat, place.begin, num_elements, sum);
-    cut_off(sum, place.begin, num_elements);
-  }
+  const bool has_elements = place.is_in_block && place.begin < num_elements;
+  Sum sum;
+  sum_wires(table, piece, piece.codes_stride, piece.any_stride, repeat, place.begin, num_elements, has_elements, sum);
+  cut_off(sum, has_elements ? place.begin : num_elements, num_elements);
   if constexpr (std::is_void_v<Codes>) {
     encode_any_codes<kSumGroups>(sum, place, piece.out_of(repeat), piece.any, maxima);
   } else {

@@ -1,12 +1,12 @@
-// Walsh-Hadamard transform of groups of 32 values: see rotate() in bench/zcomm_bench/reference.py.
+// Randomized Walsh-Hadamard transform of blocks: see rotate() in bench/zcomm_bench/reference.py.
 #pragma once
 
 #include "codec/cuda/numbers.cuh"
 
 namespace zcomm::gpu {
 
-inline constexpr std::uint32_t kRotated = 32;
-inline constexpr std::uint32_t kLarge = 250u << 23;  // 2^123: 32 values of this magnitude may overflow when added
+inline constexpr std::uint32_t kRotated = 32;        // the least elements that are rotated together
+inline constexpr std::uint32_t kLarge = 246u << 23;  // 2^119: 512 values of this magnitude may overflow when added
 
 // Groups of 16 values per thread: both halves of a group of 32, or one half, with the other in the neighbor.
 template <std::uint32_t kGroups>
@@ -32,9 +32,31 @@ ZCOMM_DEVICE std::uint32_t largest_magnitude(const Halves32<kGroups>& values) {
   return largest;
 }
 
-// Transforms in five steps. With one group per thread, called by all threads of a warp.
+// Returns how many elements are rotated together with element `begin`: `rotation` in a whole block, else 32 in a whole
+// group of 32, else 0.
+ZCOMM_DEVICE std::uint32_t rotated_together(std::uint32_t begin, std::uint32_t num_elements, std::uint32_t rotation) {
+  if ((begin | (rotation - 1)) < num_elements) return rotation;
+  return (begin | (kRotated - 1)) < num_elements ? kRotated : 0;
+}
+
+// Flips signs by the position in a block of `size` elements: see Signs in codec/cpu/rotate.inl.
 template <std::uint32_t kGroups>
-ZCOMM_DEVICE void hadamard(Halves32<kGroups>& values) {
+ZCOMM_DEVICE void flip_signs(Halves32<kGroups>& values, std::uint32_t begin, std::uint32_t size) {
+  std::uint32_t bits = (begin & (size - 1)) / kRotated + 1;
+  bits = (bits ^ (bits >> 16)) * 0x85ebca6bu;
+  bits = (bits ^ (bits >> 13)) * 0xc2b2ae35u;
+  bits = (bits ^ (bits >> 16)) >> (begin % kRotated);
+#pragma unroll
+  for (std::uint32_t i = 0; i < kGroups * kGroup; ++i) {
+    float& value = values[i / kGroup][i % kGroup];
+    value = __uint_as_float(__float_as_uint(value) ^ (bits << (31 - i) & 0x80000000u));
+  }
+}
+
+// Transforms blocks in steps between elements 1, 2, 4 ... apart. All threads of a warp call this
+// with the same `rotation`. Threads of a block have the same `size`, at most `rotation`.
+template <std::uint32_t kGroups>
+ZCOMM_DEVICE void hadamard(Halves32<kGroups>& values, std::uint32_t size, std::uint32_t rotation) {
 #pragma unroll
   for (std::uint32_t g = 0; g < kGroups; ++g) {
 #pragma unroll
@@ -48,57 +70,71 @@ ZCOMM_DEVICE void hadamard(Halves32<kGroups>& values) {
       }
     }
   }
-  const float sign = threadIdx.x % 2 == 0 ? 1.0f : -1.0f;
+  if constexpr (kGroups == 2) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    if constexpr (kGroups == 2) {
+    for (int i = 0; i < 16; ++i) {
       const float first = values[0][i], second = values[1][i];
       values[0][i] = __fadd_rn(first, second);
       values[1][i] = __fadd_rn(first, -second);
-    } else {
-      values[0][i] = __fmaf_rn(values[0][i], sign, __shfl_xor_sync(0xffffffffu, values[0][i], 1));  // exact product
+    }
+  }
+#pragma unroll 1
+  for (std::uint32_t distance = 1; distance * (kGroups * kGroup) < rotation; distance *= 2) {
+    const float sign = (threadIdx.x & distance) == 0 ? 1.0f : -1.0f;
+    const bool is_inside = distance * (kGroups * kGroup) < size;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kGroups * kGroup; ++i) {
+      float& value = values[i / kGroup][i % kGroup];
+      const float other = __shfl_xor_sync(0xffffffffu, value, static_cast<int>(distance));
+      if (is_inside) value = __fmaf_rn(value, sign, other);  // exact product
     }
   }
 }
 
+// Rotates values from element `begin` on. Called by all threads of a warp, with the same `rotation`.
 template <std::uint32_t kGroups>
-ZCOMM_DEVICE void rotate(Halves32<kGroups>& values) {
-  multiply<kGroups>(values, 0x1p-5f);
-  hadamard<kGroups>(values);
-}
-
-template <std::uint32_t kGroups>
-ZCOMM_DEVICE void rotate_back(Halves32<kGroups>& terms) {
-  std::uint32_t largest = largest_magnitude<kGroups>(terms);
-  if constexpr (kGroups == 1) largest = larger_of(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-  const bool is_large = !(largest < kLarge);
-  if (is_large) multiply<kGroups>(terms, 0x1p-5f);
-  hadamard<kGroups>(terms);
-  if (!is_large) return;
-#pragma unroll
-  for (std::uint32_t g = 0; g < kGroups; ++g) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const bool is_finite = (__float_as_uint(terms[g][i]) & kAbs32) < kInfinity32;
-      const float value = __fmul_rn(terms[g][i], 32.0f);
-      const bool overflows = is_finite && (__float_as_uint(value) & kAbs32) == kInfinity32;
-      terms[g][i] = overflows ? __uint_as_float(__float_as_uint(value) - 1) : value;  // largest finite value
-    }
-  }
-}
-
-// Rotates, or rotates back, values from element `begin` on if their group of 32 is whole. With one group per thread,
-// called by all threads of a warp.
-template <std::uint32_t kGroups, class Rotate>
-ZCOMM_DEVICE void rotate_if_whole(Halves32<kGroups>& values, std::uint32_t begin, std::uint32_t num_elements,
-                                  Rotate rotate) {
+ZCOMM_DEVICE void rotate(Halves32<kGroups>& values, std::uint32_t begin, std::uint32_t num_elements,
+                         std::uint32_t rotation) {
+  const std::uint32_t size = rotated_together(begin, num_elements, rotation);
   Halves32<kGroups> rotated;
 #pragma unroll
   for (std::uint32_t i = 0; i < kGroups * kGroup; ++i) rotated[i / kGroup][i % kGroup] = values[i / kGroup][i % kGroup];
-  rotate(rotated);
-  if (begin / kRotated * kRotated + kRotated > num_elements) return;
+  const std::uint32_t whole = larger_of(size, kRotated);
+  multiply<kGroups>(rotated, __uint_as_float((254u << 23) - __float_as_uint(static_cast<float>(whole))));  // 1 / whole
+  flip_signs<kGroups>(rotated, begin, whole);
+  hadamard<kGroups>(rotated, size, rotation);
+  if (size == 0) return;
 #pragma unroll
   for (std::uint32_t i = 0; i < kGroups * kGroup; ++i) values[i / kGroup][i % kGroup] = rotated[i / kGroup][i % kGroup];
+}
+
+// Rotates terms back, as rotate() is called.
+template <std::uint32_t kGroups>
+ZCOMM_DEVICE void rotate_back(Halves32<kGroups>& terms, std::uint32_t begin, std::uint32_t num_elements,
+                              std::uint32_t rotation) {
+  const std::uint32_t size = rotated_together(begin, num_elements, rotation);
+  std::uint32_t largest = largest_magnitude<kGroups>(terms);
+#pragma unroll 1
+  for (std::uint32_t distance = 1; distance * (kGroups * kGroup) < rotation; distance *= 2) {
+    const std::uint32_t other = __shfl_xor_sync(0xffffffffu, largest, static_cast<int>(distance));
+    if (distance * (kGroups * kGroup) < size) largest = larger_of(largest, other);
+  }
+  const bool is_large = !(largest < kLarge);
+  Halves32<kGroups> rotated;
+#pragma unroll
+  for (std::uint32_t i = 0; i < kGroups * kGroup; ++i) rotated[i / kGroup][i % kGroup] = terms[i / kGroup][i % kGroup];
+  if (is_large) multiply<kGroups>(rotated, 0x1p-9f);
+  hadamard<kGroups>(rotated, size, rotation);
+  if (size == 0) return;
+  flip_signs<kGroups>(rotated, begin, size);
+#pragma unroll
+  for (std::uint32_t i = 0; i < kGroups * kGroup; ++i) {
+    const float value = __fmaf_rn(rotated[i / kGroup][i % kGroup], is_large ? 0x1p9f : 1.0f, 0.0f);  // no -0
+    const bool is_finite = (__float_as_uint(rotated[i / kGroup][i % kGroup]) & kAbs32) < kInfinity32;
+    const bool overflows = is_finite && (__float_as_uint(value) & kAbs32) == kInfinity32;
+    // The largest finite value.
+    terms[i / kGroup][i % kGroup] = overflows ? __uint_as_float(__float_as_uint(value) - 1) : value;
+  }
 }
 
 }  // namespace zcomm::gpu

@@ -65,9 +65,9 @@ struct AnyOut {
   std::uint64_t first_element;  // of the piece, in the whole message
   float max_code;
   float max_code_reciprocal;
+  std::uint16_t rotation;  // elements rotated together, or 0
   ElementKind kind;
   std::uint8_t bits;  // per code
-  bool hadamard;
   bool stochastic;
   friend bool operator==(const AnyOut&, const AnyOut&) = default;
 };
@@ -83,7 +83,7 @@ struct DecodePiece {
   WirePart wire;
   std::byte* values;
   std::uint32_t num_elements;
-  bool hadamard;  // this and the type are for the kernel for any codes
+  std::uint16_t rotation;  // this and the type are for the kernel for any codes
   DType dtype;
 };
 
@@ -97,6 +97,7 @@ struct SumPiece {
   std::uint16_t begin_of_wires = 0;  // in the table
   std::uint16_t rotated_end = 0;     // end of the rotated wires, where the sum is rotated back
   std::uint16_t end_of_wires = 0;
+  std::uint16_t rotation = 0;  // of the rotated wires
 };
 
 // Returns the bytes from the memory of a piece to that of a repeat.
@@ -109,6 +110,7 @@ struct SumEncodePiece {
   BlocksOut out;
   AnyOut any;                                                           // for the kernel for any codes
   std::uint16_t begin_of_wires = 0, rotated_end = 0, end_of_wires = 0;  // as in SumPiece
+  std::uint16_t rotation = 0;
   std::uint16_t num_ctas = 0;  // of one repeat: at most 2^15, where blocks leave half of the threads idle
   // Distances from the memory of a piece to that of its next repeat, in units of 2 bytes: of wires with scales by
   // source.

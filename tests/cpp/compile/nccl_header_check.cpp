@@ -124,5 +124,18 @@ ZCOMM_SAME(nvls_host_mode, nvlsHostMode);
 #endif
 #undef ZCOMM_SAME
 
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 32, 0)
+static_assert(sizeof(CollConfig) == sizeof(ncclCollConfig_t) && sizeof(ConfigExt) == sizeof(ncclConfigExt_t));
+static_assert(offsetof(CollConfig, size) == offsetof(ncclCollConfig_t, size));
+static_assert(offsetof(CollConfig, ext) == offsetof(ncclCollConfig_t, ext));
+static_assert(offsetof(CollConfig, limits) == offsetof(ncclCollConfig_t, minCTAs));
+static_assert(offsetof(CollConfig, algorithms) == offsetof(ncclCollConfig_t, algSelection));
+static_assert(offsetof(CollConfig, launch_completion_event) == offsetof(ncclCollConfig_t, launchCompletionEvent));
+static_assert(offsetof(ConfigExt, next) == offsetof(ncclConfigExt_t, next));
+static_assert(offsetof(ConfigExt, vendor_id) == offsetof(ncclConfigExt_t, key.vendorId));
+static_assert(offsetof(ConfigExt, option_id) == offsetof(ncclConfigExt_t, key.optionId));
+static_assert(offsetof(ConfigExt, value) == offsetof(ncclConfigExt_t, val));
+#endif
+
 }  // namespace
 }  // namespace zcomm::nccl

@@ -6,7 +6,7 @@ extern "C" {
 // Of this process.
 int nccl_host_live_communicators();
 
-// Groups that this process put on streams so far, captured ones included.
+// Kernels of NCCL that this process put on streams so far, captured ones included: of a group, one per communicator.
 int nccl_host_num_launches();
 
 // Threads that this process started to put groups on streams.
@@ -20,10 +20,11 @@ long long nccl_host_connection_bytes();
 // What was done that NCCL forbids, in words; empty if nothing was. Forgets it.
 const char* nccl_host_take_misuse();
 
-// All communicators of `rank` in this process meet an asynchronous error, with this ncclResult_t.
-void nccl_host_fail_rank(int rank, int result);
+// All communicators of `rank` in this process meet an asynchronous error, with this ncclResult_t: those that were made
+// or, with `is_of_split`, those that others were split into.
+void nccl_host_fail_rank(int is_of_split, int rank, int result);
 
-// Transfers of `rank` in this process do not begin while it is held, as if its GPU hung.
+// Transfers of `rank` in this process do not begin while it is held, as if its GPU hung, and no split of it ends.
 void nccl_host_hold_rank(int rank, int held);
 
 // How fast the sending side of each pair of ranks may go, in this process; 0 for as fast as it can.
@@ -46,16 +47,16 @@ void nccl_host_set_kernel_slots(int slots);
 // the environment, or 2.28.9.
 void nccl_host_set_version(int version);
 
-// The configuration that the last communicator of this process was made with, a zcomm::nccl::Config: what the release
-// knows of it, the rest as undefined. Null before the first one.
-const void* nccl_host_last_config();
+// The configuration of the last communicator of this process that was made or, with `is_of_split`, that another was
+// split into. It is a zcomm::nccl::Config: what the release knows of it, the rest as undefined. Null before the first.
+const void* nccl_host_last_config(int is_of_split);
 
 // Channels by which each pair of ranks exchanges messages, in a node and between nodes, by NCCL's rule: on nodes of
 // H100 with a network card of 400 Gbit/s for each, in the release that is played, with that configuration and the
 // environment.
-int nccl_host_channels_per_pair(int num_nodes, int ranks_per_node);
+int nccl_host_channels_per_pair(int is_of_split, int num_nodes, int ranks_per_node);
 
 // Channels by which a rank sends to all others of its node.
-int nccl_host_channels_in_node(int num_nodes, int ranks_per_node);
+int nccl_host_channels_in_node(int is_of_split, int num_nodes, int ranks_per_node);
 
 }  // extern "C"

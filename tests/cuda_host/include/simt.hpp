@@ -100,6 +100,8 @@ inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits);
 // Files that call these are compiled without contraction.
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fsqrt_rn(float value) { return std::sqrt(value); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((std::uint64_t{a} * b) >> 32); }

@@ -1,5 +1,7 @@
 #include "communicator.hpp"
 
+#include <algorithm>
+
 #include "nccl_host.hpp"
 
 namespace nccl_host {
@@ -63,27 +65,75 @@ void note_misuse(const std::string& text) {
   texts().misuse += text + "; ";
 }
 
-ncclComm& make_communicator(const std::string& name, int rank, int size, bool is_blocking) {
+ncclComm& make_communicator(const std::string& name, int rank, int size, bool is_blocking, bool is_of_split) {
   auto* communicator = new ncclComm;
   communicator->name = name;
   communicator->rank = rank;
   communicator->size = size;
   communicator->device = cuda_host::current_device();
   communicator->is_blocking = is_blocking;
-  communicator->num_channels = nccl_host_channels_per_pair(1, size);  // all are on this host
+  communicator->is_of_split = is_of_split;
+  communicator->num_channels = nccl_host_channels_per_pair(is_of_split, 1, size);  // all are on this host
   ++num_live;
   const std::lock_guard lock(registry().mutex);
   registry().communicators.push_back(communicator);
   return *communicator;
 }
 
+bool has_running(int device) {
+  const std::lock_guard lock(registry().mutex);
+  return std::ranges::any_of(registry().communicators, [device](const ncclComm* each) {
+    return each->device == device && each->is_running.load(std::memory_order_relaxed) &&
+           !each->is_aborted.load(std::memory_order_relaxed);
+  });
+}
+
+void join(const ncclComm& communicator) {
+  if (communicator.background.valid()) communicator.background.wait();
+}
+
 void close(ncclComm& communicator) {
-  if (communicator.background.joinable()) communicator.background.join();
+  join(communicator);
   if (communicator.is_closed.exchange(true)) return;
   --num_live;
-  const std::int64_t num_of_ring = communicator.has_collectives ? kConnectionsOfRing : 0;
+  const std::int64_t num_of_ring = communicator.has_collectives[kLargeAllGather] ? kConnectionsOfRing : 0;
   count_connections(communicator, -num_of_ring - static_cast<std::int64_t>(communicator.connections.size()));
   communicator.detach_if_unused();
+}
+
+void meet(ncclComm& communicator, const std::atomic<bool>& is_aborted) {
+  Segment& segment = attach(communicator.name);
+  communicator.segment = &segment;
+  const auto size = static_cast<std::uint32_t>(communicator.size);
+  std::uint32_t expected = 0;
+  if (!segment.num_ranks.compare_exchange_strong(expected, size) && expected != size) {
+    communicator.async_error = Result::invalid_argument;
+    return;
+  }
+  ++segment.num_arrived;
+  while (segment.num_arrived < size && !is_aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  unlink(communicator.name);
+}
+
+void split(ncclComm& parent, int color, ncclComm*& made, bool is_blocking) {
+  cudaSetDevice(parent.device);
+  Segment& segment = *parent.segment;
+  segment.colors[parent.rank] = color;
+  segment.has_color[parent.rank] = true;
+  int rank = 0;
+  int size = 0;
+  for (int peer = 0; peer < parent.size; ++peer) {
+    while (!segment.has_color[peer] && !parent.is_aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (segment.colors[peer] != color) continue;
+    rank += peer < parent.rank ? 1 : 0;
+    ++size;
+  }
+  if (parent.is_aborted) return;
+  ncclComm& communicator =
+      make_communicator(parent.name + "-" + std::to_string(color), rank, size, is_blocking, /*is_of_split=*/true);
+  while (settings().held[parent.rank] && !parent.is_aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  meet(communicator, parent.is_aborted);
+  std::atomic_ref(made).store(&communicator);
 }
 
 bool connect_peers(ncclComm& communicator, const std::vector<Message>& messages) {
@@ -93,8 +143,9 @@ bool connect_peers(ncclComm& communicator, const std::vector<Message>& messages)
   for (const Message& message : messages) {
     const auto peer = static_cast<std::size_t>(message.peer);
     if (message.kind != 0) {
-      segment.has_collectives[rank].store(true, std::memory_order_relaxed);
-      if (!communicator.has_collectives) awaited.push_back(&segment.has_collectives[peer]);
+      const auto kind = static_cast<std::size_t>(message.kind);
+      segment.has_collectives[rank][kind].store(true, std::memory_order_relaxed);
+      if (!communicator.has_collectives[kind]) awaited.push_back(&segment.has_collectives[peer][kind]);
       continue;
     }
     if (!communicator.connections.emplace(message.peer, message.is_send).second) continue;
@@ -108,9 +159,12 @@ bool connect_peers(ncclComm& communicator, const std::vector<Message>& messages)
       cuda_host::nap(std::chrono::microseconds(200));
     }
   }
-  if (!communicator.has_collectives && segment.has_collectives[rank].load(std::memory_order_relaxed)) {
-    communicator.has_collectives = true;
-    count_connections(communicator, kConnectionsOfRing);
+  for (std::size_t kind = 1; kind < kKinds; ++kind) {
+    if (communicator.has_collectives[kind] || !segment.has_collectives[rank][kind].load(std::memory_order_relaxed)) {
+      continue;
+    }
+    communicator.has_collectives[kind] = true;
+    if (kind == kLargeAllGather) count_connections(communicator, kConnectionsOfRing);
   }
   return !awaited.empty();
 }
@@ -136,11 +190,11 @@ const char* nccl_host_take_misuse() {
   return copy.c_str();
 }
 
-void nccl_host_fail_rank(int rank, int result) {
+void nccl_host_fail_rank(int is_of_split, int rank, int result) {
   set_last_error("a test let it fail");
   const std::lock_guard lock(registry().mutex);
   for (ncclComm* communicator : registry().communicators) {
-    if (communicator->rank == rank && !communicator->is_closed) {
+    if (communicator->is_of_split == (is_of_split != 0) && communicator->rank == rank && !communicator->is_closed) {
       communicator->async_error = static_cast<Result>(result);
     }
   }

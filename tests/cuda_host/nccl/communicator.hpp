@@ -3,11 +3,11 @@
 
 #include <atomic>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,10 +21,11 @@ using zcomm::nccl::Result;
 
 struct Message {
   bool is_send = false;
-  int kind = 0;  // both sides must agree: 0 is ncclSend and ncclRecv, others are collectives
+  int kind = kSendRecv;  // both sides must agree
   int peer = 0;
   std::byte* data = nullptr;
   std::size_t num_bytes = 0;
+  std::function<void()> after = {};  // runs when all messages of the group have moved
 };
 
 // Process-wide settings of nccl_host.hpp.
@@ -57,10 +58,12 @@ struct ncclComm {
   int size = 0;
   int device = 0;
   bool is_blocking = true;
+  bool is_of_split = false;
   int num_channels = 0;                   // between it and each peer
   nccl_host::Segment* segment = nullptr;  // null until all ranks are there
   std::atomic<nccl_host::Result> async_error{nccl_host::Result::success};
   std::atomic<bool> is_aborted{false};
+  std::atomic<bool> is_running{false};  // a group of it
   // Of work that is queued, or recorded in graphs that are alive.
   std::atomic<int> num_leases{0};
   std::atomic<bool> is_closed{false};
@@ -73,10 +76,12 @@ struct ncclComm {
   std::atomic<int> inside{0};
   std::atomic<bool> is_connecting{false};  // set back by `background`
   std::atomic<bool> is_launching{false};   // the same
-  std::thread background;
-  std::atomic<int> polls_left{0};              // before the last group gets onto its stream
+  std::shared_future<void> background;
+  // Before the last group gets onto its streams: of all communicators of that group.
+  std::shared_ptr<std::atomic<int>> polls_left = std::make_shared<std::atomic<int>>(0);
   std::set<std::pair<int, bool>> connections;  // peer and whether it is for sends
-  bool has_collectives = false;
+  bool has_collectives[nccl_host::kKinds] = {};
+  bool is_split = false;
   bool is_finalizing = false;
   bool is_finalized = false;
 
@@ -89,12 +94,25 @@ namespace nccl_host {
 // The release that is played.
 int version();
 
-// Keeps what the release reads of the configuration that a communicator is made with. False if NCCL refuses it.
-bool accept(const zcomm::nccl::Config& config);
+// Keeps what the release reads of the configuration that a communicator is made with, or split into. False if NCCL
+// refuses it.
+bool accept(const zcomm::nccl::Config& config, bool is_of_split);
+
+// Returns when what the last call does in the background is done.
+void join(const ncclComm& communicator);
 
 // Counted as alive until it is closed.
-ncclComm& make_communicator(const std::string& name, int rank, int size, bool is_blocking);
+ncclComm& make_communicator(const std::string& name, int rank, int size, bool is_blocking, bool is_of_split);
 void close(ncclComm& communicator);
+// Tells whether a group runs on a device, of a communicator that is not aborted.
+bool has_running(int device);
+
+// Waits until all ranks have the segment. Runs in the background.
+void meet(ncclComm& communicator, const std::atomic<bool>& is_aborted);
+
+// Makes the communicator of this rank's color, once all ranks have said theirs. NCCL writes `made` when it is ready, or
+// was interrupted, and crashes where an interrupted rank has no color. Runs in the background.
+void split(ncclComm& parent, int color, ncclComm*& made, bool is_blocking);
 
 // Keeps a communicator's memory for work that is queued.
 class Lease {
@@ -117,6 +135,9 @@ class Lease {
 // or the communicator is aborted. True if there were any.
 bool connect_peers(ncclComm& communicator, const std::vector<Message>& messages);
 
+// Adds a message to this thread's group, or makes a group of it.
+Result add(ncclComm* communicator, cudaStream_t stream, const Message& message, const char* function);
+
 // Moves all messages, side by side, those between the same two ranks in order. Returns when they are done or the
 // communicator is aborted, which leaves a pattern where bytes were to arrive. Runs on the thread of a stream, once the
 // groups that were submitted before, `number` of them, are done, and one of the device's places for NCCL's kernels is
@@ -124,3 +145,13 @@ bool connect_peers(ncclComm& communicator, const std::vector<Message>& messages)
 void exchange(ncclComm& communicator, std::uint64_t number, const std::vector<Message>& messages);
 
 }  // namespace nccl_host
+
+// NCCL's functions. Their types are zcomm's declarations.
+using nccl_host::Result;
+using zcomm::NcclUniqueId;
+using zcomm::nccl::Comm;
+using zcomm::nccl::Config;
+using zcomm::nccl::Stream;
+#define ZCOMM_DECLARE(name, result, parameters) extern "C" result nccl##name parameters;
+ZCOMM_NCCL_FUNCTIONS(ZCOMM_DECLARE)
+#undef ZCOMM_DECLARE

@@ -39,7 +39,7 @@ std::size_t size_in(int version) {
 
 struct Last {
   std::mutex mutex;
-  std::optional<Config> config;
+  std::optional<Config> configs[2];  // of communicators, and of those that others were split into
 };
 Last& last() {
   static auto& one = *new Last;
@@ -110,8 +110,9 @@ int version() {
   return text == nullptr ? kVersion : std::atoi(text);
 }
 
-bool accept(const Config& config) {
+bool accept(const Config& config, bool is_of_split) {
   Config read;
+  read.magic = 0;  // as if it had no bytes
   std::memcpy(&read, &config, std::min({config.size, size_in(version()), sizeof(Config)}));
   const auto known = static_cast<int>(read.version);
   // Padding, to who does not know them.
@@ -126,7 +127,7 @@ bool accept(const Config& config) {
     return false;
   }
   const std::lock_guard lock(last().mutex);
-  last().config = read;
+  last().configs[is_of_split] = read;
   return true;
 }
 
@@ -136,21 +137,24 @@ using namespace nccl_host;
 
 extern "C" {
 
-const void* nccl_host_last_config() {
-  thread_local std::optional<zcomm::nccl::Config> copy;
+const void* nccl_host_last_config(int is_of_split) {
+  thread_local std::optional<zcomm::nccl::Config> copies[2];
+  auto& copy = copies[is_of_split != 0];
   const std::lock_guard lock(last().mutex);
-  copy = last().config;
+  copy = last().configs[is_of_split != 0];
   return copy ? &*copy : nullptr;
 }
 
-int nccl_host_channels_per_pair(int num_nodes, int ranks_per_node) {
+int nccl_host_channels_per_pair(int is_of_split, int num_nodes, int ranks_per_node) {
   const std::lock_guard lock(last().mutex);
-  return channels_per_pair(last().config.value_or(zcomm::nccl::Config{}), num_nodes, ranks_per_node);
+  const zcomm::nccl::Config config = last().configs[is_of_split != 0].value_or(zcomm::nccl::Config{});
+  return channels_per_pair(config, num_nodes, ranks_per_node);
 }
 
-int nccl_host_channels_in_node(int num_nodes, int ranks_per_node) {
+int nccl_host_channels_in_node(int is_of_split, int num_nodes, int ranks_per_node) {
   const std::lock_guard lock(last().mutex);
-  return channels_in_node(last().config.value_or(zcomm::nccl::Config{}), num_nodes, ranks_per_node);
+  const zcomm::nccl::Config config = last().configs[is_of_split != 0].value_or(zcomm::nccl::Config{});
+  return channels_in_node(config, num_nodes, ranks_per_node);
 }
 
 }  // extern "C"

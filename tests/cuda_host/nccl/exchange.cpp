@@ -219,6 +219,7 @@ void exchange(ncclComm& communicator, std::uint64_t number, const std::vector<Me
   const auto all_done = [](const std::vector<Channel>& channels) {
     return std::all_of(channels.begin(), channels.end(), [](const Channel& channel) { return channel.is_done(); });
   };
+  communicator.is_running.store(true, std::memory_order_relaxed);
   auto& doorbell = communicator.segment->doorbells[communicator.rank];
   while (!is_aborted()) {
     const std::uint32_t seen = doorbell.load(std::memory_order_relaxed);
@@ -226,8 +227,15 @@ void exchange(ncclComm& communicator, std::uint64_t number, const std::vector<Me
     for (Channel& channel : sends) moved |= channel.send_some();
     for (Channel& channel : recvs) moved |= channel.receive_some();
     if (moved) continue;
-    if (all_done(sends) && all_done(recvs)) return;
+    if (all_done(sends) && all_done(recvs)) break;
     communicator.segment->sleep(communicator.rank, seen);
+  }
+  communicator.is_running.store(false, std::memory_order_relaxed);
+  if (!is_aborted() || (all_done(sends) && all_done(recvs))) {
+    for (const Message& message : messages) {
+      if (message.after) message.after();
+    }
+    return;
   }
   for (Channel& channel : recvs) channel.spoil();
 }

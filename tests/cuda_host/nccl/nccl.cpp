@@ -11,21 +11,10 @@
 #include "communicator.hpp"
 #include "nccl_host.hpp"
 
-#define ZCOMM_DECLARE(name, result, parameters) extern "C" result nccl##name parameters;
-using nccl_host::Result;
-using zcomm::NcclUniqueId;
-using zcomm::nccl::Comm;
-using zcomm::nccl::Config;
-using zcomm::nccl::Stream;
-ZCOMM_NCCL_FUNCTIONS(ZCOMM_DECLARE)
-#undef ZCOMM_DECLARE
-
 namespace nccl_host {
 namespace {
 
 constexpr int kHasSafeGroups = 22602;  // one thread may have groups on several communicators
-constexpr int kSendRecv = 0;
-constexpr int kAllGather = 1;
 
 std::atomic<int> num_launches{0};
 std::atomic<int> num_threads{0};
@@ -68,34 +57,17 @@ bool is_ready(const ncclComm& communicator, const char* function) {
   return ready && communicator.async_error == Result::success;
 }
 
-// Waits until all ranks have the segment. Runs in the background.
-void meet(ncclComm& communicator) {
-  Segment& segment = attach(communicator.name);
-  communicator.segment = &segment;
-  const auto size = static_cast<std::uint32_t>(communicator.size);
-  std::uint32_t expected = 0;
-  if (!segment.num_ranks.compare_exchange_strong(expected, size) && expected != size) {
-    communicator.async_error = Result::invalid_argument;
-    return;
-  }
-  ++segment.num_arrived;
-  while (segment.num_arrived < size && !communicator.is_aborted) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  unlink(communicator.name);
-}
-
 // Lets a call go on in the background, or finishes it.
 template <class Work>
 Result connect_in_background(ncclComm& communicator, Work&& work) {
-  if (communicator.background.joinable()) communicator.background.join();
+  join(communicator);
   communicator.is_connecting = true;
-  communicator.background = std::thread([&communicator, work] {
-    work();
-    communicator.is_connecting = false;
-  });
+  communicator.background = std::async(std::launch::async, [&communicator, work] {
+                              work();
+                              communicator.is_connecting = false;
+                            }).share();
   if (!communicator.is_blocking) return Result::in_progress;
-  communicator.background.join();
+  join(communicator);
   return communicator.async_error;
 }
 
@@ -111,7 +83,7 @@ bool prepare(ncclComm& communicator, const Pending& pending) {
     note_misuse("ranks connect while a graph is captured");
   }
   if (const int cost = settings().group_cost_us) std::this_thread::sleep_for(std::chrono::microseconds(cost));
-  while (!communicator.is_blocking && communicator.polls_left > 0 && !communicator.is_aborted) {
+  while (!communicator.is_blocking && *communicator.polls_left > 0 && !communicator.is_aborted) {
     cuda_host::nap(std::chrono::microseconds(10));
   }
   return !communicator.is_aborted;
@@ -137,18 +109,19 @@ void put_on_stream(ncclComm& communicator, Pending pending) {
   ++num_launches;
 }
 
-// After all flags are set: returns when nothing that these put on streams, or that a graph has of them, is there.
+// After all flags are set: returns when nothing that these put on streams, or that a graph has of them, is there. NCCL
+// frees memory then, which waits for all that runs on the device.
 void reclaim(const std::vector<ncclComm*>& communicators) {
+  for (const ncclComm* communicator : communicators) join(*communicator);
   for (ncclComm* communicator : communicators) {
-    if (communicator->background.joinable()) communicator->background.join();
-  }
-  for (ncclComm* communicator : communicators) {
-    while (communicator->num_leases > 0) cuda_host::nap(std::chrono::microseconds(200));
+    while (communicator->num_leases > 0 || has_running(communicator->device)) {
+      cuda_host::nap(std::chrono::microseconds(200));
+    }
     close(*communicator);
   }
 }
 
-Result launch(Pending pending) {
+Result check_launch(const Pending& pending) {
   ncclComm& communicator = *pending.communicator;
   if (!is_ready(communicator, "a transfer")) return Result::invalid_argument;
   if (cuda_host::resolve(pending.stream)->device != communicator.device) {
@@ -158,32 +131,62 @@ Result launch(Pending pending) {
     note_misuse("a thread's groups on two communicators, which crash NCCL before 2.26.2");
   }
   last_launched = &communicator;
-  if (communicator.background.joinable()) communicator.background.join();
-  communicator.polls_left = settings().launch_polls.load();
-  if (communicator.is_blocking) {
-    if (prepare(communicator, pending)) put_on_stream(communicator, std::move(pending));
-    return communicator.async_error;
+  join(communicator);
+  return Result::success;
+}
+
+Result launch(const Pending& pending) {
+  ncclComm& communicator = *pending.communicator;
+  if (prepare(communicator, pending)) put_on_stream(communicator, pending);
+  return communicator.async_error;
+}
+
+// One thread puts a group on its streams, one communicator after the other.
+Result launch_in_background(const std::vector<Pending>& launched) {
+  const auto polls_left = std::make_shared<std::atomic<int>>(settings().launch_polls.load());
+  for (const Pending& pending : launched) {
+    pending.communicator->polls_left = polls_left;
+    pending.communicator->is_launching = true;
   }
-  communicator.is_launching = true;
   ++num_threads;
-  communicator.background = std::thread([&communicator, pending = std::move(pending)] {
-    cudaSetDevice(communicator.device);
-    if (prepare(communicator, pending)) put_on_stream(communicator, pending);
-    communicator.is_launching = false;
-  });
+  const auto background = std::async(std::launch::async, [launched] {
+                            cudaSetDevice(launched.front().communicator->device);
+                            for (const Pending& pending : launched) launch(pending);
+                            for (const Pending& pending : launched) pending.communicator->is_launching = false;
+                          }).share();
+  for (const Pending& pending : launched) pending.communicator->background = background;
   return Result::in_progress;
 }
 
 Result end_group() {
   Result result = std::exchange(group_error, Result::success);
-  for (Pending& pending : std::exchange(group, {})) {
-    const Result launched =
-        result == Result::success || result == Result::in_progress ? launch(std::move(pending)) : result;
-    if (launched != Result::success) result = launched;
+  std::vector<Pending> launched = std::exchange(group, {});
+  // NCCL goes by hashes of the communicators, not by who came first.
+  std::ranges::sort(launched, {},
+                    [](const Pending& each) { return std::hash<std::string>{}(each.communicator->name); });
+  for (const Pending& pending : launched) {
+    if (result == Result::success) result = check_launch(pending);
+  }
+  const auto blocks = [](const Pending& pending) { return pending.communicator->is_blocking; };
+  const bool is_blocking = std::ranges::any_of(launched, blocks);
+  if (is_blocking && !std::ranges::all_of(launched, blocks)) result = Result::invalid_argument;
+  if (result == Result::success && !is_blocking && !launched.empty()) result = launch_in_background(launched);
+  for (const Pending& pending : launched) {
+    if (result == Result::success && is_blocking) result = launch(pending);
   }
   reclaim(std::exchange(aborted, {}));
   return result;
 }
+
+// NCCL_COMM_BLOCKING wins over what the caller says.
+bool is_blocking(const Config& config) {
+  const char* text = std::getenv("NCCL_COMM_BLOCKING");
+  return text == nullptr ? config.blocking != 0 : std::atoi(text) != 0;
+}
+
+std::byte* writable(const void* data) { return static_cast<std::byte*>(const_cast<void*>(data)); }
+
+}  // namespace
 
 Result add(ncclComm* communicator, cudaStream_t stream, const Message& message, const char* function) {
   const Inside inside(*communicator, function);
@@ -206,15 +209,6 @@ Result add(ncclComm* communicator, cudaStream_t stream, const Message& message, 
   return end_group();
 }
 
-// NCCL_COMM_BLOCKING wins over what the caller says.
-bool is_blocking(const Config& config) {
-  const char* text = std::getenv("NCCL_COMM_BLOCKING");
-  return text == nullptr ? config.blocking != 0 : std::atoi(text) != 0;
-}
-
-std::byte* writable(const void* data) { return static_cast<std::byte*>(const_cast<void*>(data)); }
-
-}  // namespace
 }  // namespace nccl_host
 
 using namespace nccl_host;
@@ -249,11 +243,22 @@ Result ncclCommInitRankConfig(Comm* made, int size, NcclUniqueId id, int rank, C
   // NCCL reads plugins and finds networks on the caller's thread, for as long as that takes.
   if (const char* text = std::getenv("NCCL_HOST_INIT_SECONDS"))
     std::this_thread::sleep_for(std::chrono::seconds(std::atoi(text)));
-  if (!accept(*config) || rank < 0 || rank >= size || size > kMaxRanks) return Result::invalid_argument;
+  if (!accept(*config, false) || rank < 0 || rank >= size || size > kMaxRanks) return Result::invalid_argument;
   ncclComm& communicator =
-      make_communicator(reinterpret_cast<const char*>(id.data()), rank, size, is_blocking(*config));
+      make_communicator(reinterpret_cast<const char*>(id.data()), rank, size, is_blocking(*config), false);
   *made = &communicator;
-  return connect_in_background(communicator, [&communicator] { meet(communicator); });
+  return connect_in_background(communicator, [&communicator] { meet(communicator, communicator.is_aborted); });
+}
+
+Result ncclCommSplit(Comm parent, int color, int key, Comm* made, Config* config) {
+  const Inside inside(*parent, "ncclCommSplit");
+  if (!is_ready(*parent, "ncclCommSplit")) return Result::invalid_argument;
+  const bool is_supported = key == parent->rank && color >= 0 && !parent->is_split;
+  if (!is_supported || config == nullptr || !accept(*config, true)) return Result::invalid_argument;
+  parent->is_split = true;
+  *made = nullptr;
+  const bool blocks = is_blocking(*config);
+  return connect_in_background(*parent, [=] { split(*parent, color, *made, blocks); });
 }
 
 Result ncclCommCount(Comm communicator, int* size) {
@@ -275,9 +280,9 @@ Result ncclCommGetAsyncError(Comm communicator, Result* state) {
   if (settings().keeps_error_queries) ++settings().num_kept_error_queries;
   while (settings().keeps_error_queries) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const Inside inside(*communicator, "ncclCommGetAsyncError");
-  --communicator->polls_left;
+  --*communicator->polls_left;
   const bool is_busy = communicator->is_connecting || communicator->is_launching;
-  if (!is_busy && communicator->background.joinable()) communicator->background.join();
+  if (!is_busy) join(*communicator);
   if (communicator->is_finalizing && communicator->num_leases == 0) communicator->is_finalized = true;
   *state = communicator->async_error;
   if (*state == Result::success && is_in_progress(*communicator)) *state = Result::in_progress;
@@ -305,6 +310,7 @@ Result ncclCommAbort(Comm communicator) {
   const Inside inside(*communicator, "ncclCommAbort");
   communicator->is_aborted.store(true, std::memory_order_relaxed);
   if (!communicator->is_connecting && communicator->segment != nullptr) communicator->segment->ring(communicator->rank);
+  join(*communicator);  // a group of several communicators is launched by one thread
   if (group_depth > 0) {
     aborted.push_back(communicator);
   } else {
@@ -332,18 +338,4 @@ Result ncclSend(const void* data, std::size_t count, unsigned, int peer, Comm co
 
 Result ncclRecv(void* data, std::size_t count, unsigned, int peer, Comm communicator, Stream stream) {
   return add(communicator, stream, {false, kSendRecv, peer, writable(data), count}, "ncclRecv");
-}
-
-Result ncclAllGather(const void* own, void* slots, std::size_t count, unsigned, Comm communicator, Stream stream) {
-  std::byte* const own_slot = writable(slots) + static_cast<std::size_t>(communicator->rank) * count;
-  if (own != own_slot) return Result::invalid_argument;  // zcomm gathers in place
-  Result result = ncclGroupStart();
-  for (int peer = 0; peer < communicator->size; ++peer) {
-    if (peer == communicator->rank) continue;
-    std::byte* const slot = writable(slots) + static_cast<std::size_t>(peer) * count;
-    add(communicator, stream, {true, kAllGather, peer, own_slot, count}, "ncclAllGather");
-    add(communicator, stream, {false, kAllGather, peer, slot, count}, "ncclAllGather");
-  }
-  const Result ended = ncclGroupEnd();
-  return result == Result::success ? ended : result;
 }

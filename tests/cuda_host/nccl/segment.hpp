@@ -8,6 +8,11 @@
 namespace nccl_host {
 
 inline constexpr int kMaxRanks = 16;
+// Kinds of messages: NCCL takes two algorithms for gathers, and the ring for large ones.
+inline constexpr int kSendRecv = 0;
+inline constexpr int kSmallAllGather = 1;
+inline constexpr int kLargeAllGather = 2;
+inline constexpr int kKinds = 3;
 inline constexpr std::uint64_t kRingWords = 2048;
 
 // Bytes on their way from one rank to another. The receiver comes after the sender, as with the real NCCL, and not the
@@ -22,10 +27,13 @@ struct Ring {
 struct Segment {
   std::atomic<std::uint32_t> num_ranks;
   std::atomic<std::uint32_t> num_arrived;
-  // Who has come to connect: the sender from, to; the receiver from, to; the rank, for collectives.
+  // Who has come to connect: the sender from, to; the receiver from, to; the rank, for each kind of collectives.
   std::atomic<bool> has_sender[kMaxRanks][kMaxRanks];
   std::atomic<bool> has_receiver[kMaxRanks][kMaxRanks];
-  std::atomic<bool> has_collectives[kMaxRanks];
+  std::atomic<bool> has_collectives[kMaxRanks][kKinds];
+  // Of the ranks that have come to split the communicator.
+  std::atomic<bool> has_color[kMaxRanks];
+  std::atomic<int> colors[kMaxRanks];
   std::atomic<std::uint32_t> doorbells[kMaxRanks];  // rung when there may be something to do for a rank
   Ring rings[kMaxRanks][kMaxRanks];                 // from, to
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
-from support.stand_in import Gather, dist, host, run, torch, values, worlds, zcomm
+from support.stand_in import Gather, ReduceScatter, dist, host, run, torch, values, worlds, zcomm
 
 AUTO = worlds.options(compress="auto", all_reduce="int8:64")
 
@@ -55,6 +56,29 @@ def test_calls_that_gain_are_compressed() -> None:
 
     first, second = run(body, 2, options=AUTO)
     assert first == second
+
+
+def test_without_scratch_the_group_ends_as_ranks_count_their_calls() -> None:
+    """A retry would count twice, on one rank alone."""
+
+    def body() -> None:
+        exact_calls_are_slow()
+        Gather(20000)()
+        ReduceScatter(1 << 18)()
+        host.synchronize()
+        assert all(decision.compressed for decision in zcomm.stats().decisions)
+        if dist.get_rank() == 1:
+            host.set_memory_limit(host.bytes_made())
+            with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory\."):
+                ReduceScatter(3 << 17)(async_op=True)  # of the same class, on a stream that has no scratch yet
+            host.set_memory_limit(-1)
+        with pytest.raises(RuntimeError, match="out of memory, and with compress='auto' ranks decide"):
+            for _ in range(100):
+                Gather(20000)()
+                host.synchronize()
+                time.sleep(0.1)
+
+    run(body, 2, options=AUTO, group_seconds=60.0, env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
 
 
 def test_the_first_call_rehearses() -> None:

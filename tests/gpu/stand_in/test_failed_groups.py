@@ -65,7 +65,7 @@ def test_a_call_beside_the_capture_of_another_thread_is_refused_and_the_group_go
         with ThreadPoolExecutor(1) as pool:
             for fields in ({}, {"async_op": True}):
                 error = pool.submit(beside, **fields).exception()
-                assert isinstance(error, RuntimeError) and "a stream of the CUDA graph" in str(error), error
+                assert isinstance(error, ValueError) and "stream: expected one of the CUDA graph" in str(error), error
         graph = host.end_capture()
         captured.memory.zero_()
         captured.shard.copy_(values(4096))

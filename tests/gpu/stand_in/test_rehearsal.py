@@ -3,6 +3,7 @@ planner reads."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -74,6 +75,29 @@ def test_processes_share_memory_and_meet(tmp_path: Path) -> None:
     rows = rehearsed("ipc", tmp_path)["ipc"].records
     assert {row["outcome"] for row in rows} == {"the same values", "met", "read", "closed", "freed"}
     assert {row["ranks"] for row in rows if row["what"] == "meeting, streams"} == {2, 3, 4}
+
+
+@pytest.mark.timeout(260)
+def test_calls_of_several_gpus_are_compared(tmp_path: Path) -> None:
+    found = {name: one.records for name, one in rehearsed("channels,sizes", tmp_path).items()}
+    calls = {(row["layout"], row["what"]) for row in found["channels"]}
+    assert calls == set(itertools.product(("1x4", "2x2", "2x2 hosts"), ("all_gather", "reduce_scatter")))
+    ways = {(row["layout"], row["chunks"]) for row in found["sizes"]}
+    assert ways == {("exact", None), *itertools.product(("1x4", "2x2"), (None, 2))}
+    assert {row["max_ctas"] for row in found["sizes"]} == {"8"}
+    assert {row["collective"] for row in found["sizes"]} == {"all_gather", "reduce_scatter"}
+    assert all(row["alone_ms"] > 0 and row["beside_ms"] > 0 for row in found["sizes"])
+    assert all(row["alone_ratio"] == row["beside_ratio"] == 1 for row in found["sizes"] if row["layout"] == "exact")
+
+
+@pytest.mark.timeout(260)
+def test_steps_of_several_gpus_are_compared(tmp_path: Path) -> None:
+    rows = rehearsed("steps", tmp_path)["steps"].records
+    steps = {(row["kind"], row["way"], row["layout"]): row["loss"] for row in rows}
+    fsdp2, hsdp = (("torch", "1x4"), ("zcomm", "1x4"), ("zcomm", "2x2")), (("torch", "2x2"), ("zcomm", "2x2"))
+    assert [*steps] == [*(("FSDP2", *way) for way in fsdp2), *(("HSDP", *way) for way in hsdp)]
+    for kind, layout in (("FSDP2", "1x4"), ("HSDP", "2x2")):  # after two steps, with gradients that are rounded
+        assert steps[kind, "zcomm", layout] == pytest.approx(steps[kind, "torch", layout], rel=0.01)
 
 
 @pytest.mark.timeout(260)

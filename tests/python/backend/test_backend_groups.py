@@ -282,7 +282,8 @@ def test_a_group_can_end_while_its_threads_let_go_of_a_tensor() -> None:
         if dist.get_rank() == 1:
             work.wait()
         group.shutdown()
-        assert sys.getrefcount(group) == 2  # this name, and the argument
+        alone = object()
+        assert sys.getrefcount(group) == sys.getrefcount(alone)  # before Python 3.14 the argument counts, too
         del work, group
 
     run(body, 2)

@@ -20,6 +20,7 @@ from support.calls import expect, gather_list, newly_counted
 from support.worlds import run, sampling
 
 import zcomm
+from zcomm import _nccl
 from zcomm.distributed import backend, environment
 from zcomm.distributed.binding import TORCH, _c10d
 from zcomm.distributed.options import OPTION_NAMES, variable_of
@@ -75,7 +76,7 @@ def test_wrong_options_are_refused_by_name(fields: dict[str, Any], error: type[E
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"allgather": "exact"}, "allgather: expected an option, got none of that name"),
+        ({"allgather": "exact"}, "allgather: expected an option, got none of that name: did you mean all_gather?"),
         ({"all_to_all": "int8:128"}, "got none of that name: the option exchanges has the formats of all exchanges"),
         ({"all_gather": "int8:128/int4:128"}, "expected one format"),
         ({"all_gather": 8}, "a format such as 'int8:256' or 'exact', got 8"),
@@ -203,7 +204,7 @@ def test_every_option_is_printed_compared_and_documented() -> None:
         assert changed != default and hash(changed) != hash(default)
         assert repr(changed) != repr(default)
         assert f"`{name}`" in documented
-        assert f"        {name}: " in str(zcomm.Options.__doc__)
+        assert f"    {name}: " in str(inspect.getdoc(zcomm.Options))
 
 
 @pytest.mark.parametrize("value", [2**63, 2**70, -(2**70)])
@@ -255,6 +256,19 @@ def test_variables_of_nccl_that_only_exact_calls_obey_are_named(monkeypatch: pyt
     for name, value in (("NAN_CHECK", "1"), ("DUMP_ON_TIMEOUT", "Yes"), ("DESYNC_DEBUG", "0"), ("BLOCKING_WAIT", "1")):
         monkeypatch.setenv(f"TORCH_NCCL_{name}", value)
     assert environment.unread_of_nccl() == ["TORCH_NCCL_NAN_CHECK", "TORCH_NCCL_DUMP_ON_TIMEOUT"]
+
+
+def test_the_front_of_nccl_that_would_compress_exact_calls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_nccl, "library_behind_front", lambda: "/libnccl.so.2")
+    for name in ("ZCOMM_ALL_REDUCE", "ZCOMM_RULES"):
+        with monkeypatch.context() as context:
+            context.setenv(name, "int8:128")
+            with pytest.raises(ValueError, match=f"LD_PRELOAD: expected no front of NCCL .*, as {name} asks"):
+                backend._make_nccl("store", 0, 2, zcomm.Options())
+            context.setattr(_nccl, "library_behind_front", lambda: None)
+            context.setattr(dist, "is_nccl_available", lambda: False)
+            with pytest.raises(RuntimeError, match="built without NCCL"):
+                backend._make_nccl("store", 0, 2, zcomm.Options())
 
 
 @pytest.mark.parametrize("name", ["all_to_all", "gather", "scatter", "broadcast", "send_recv"])

@@ -238,17 +238,21 @@ def test_a_path_that_blocks_delays_a_rank_and_does_not_stop_it(
 ) -> None:
     """A FIFO that nobody reads, as a file system that hangs: the call raises, and other groups of the process go on."""
     os.mkfifo(tmp_path / "rank_0")
+    ended = tmp_path / "ended"
 
     def body() -> None:
         world: Any = dist.group.WORLD
         alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
         if dist.get_rank() == 1:
+            while not ended.exists():  # as if it hung: a rank that leaves fails the call before its timeout
+                time.sleep(0.05)
             return
         world.set_timeout(datetime.timedelta(seconds=SOON))
         with pytest.raises(RuntimeError):
             exactly()
         dist.all_reduce(torch.ones(1), group=alone)
         assert pickle.loads(_c10d.flight_recorder_dump())["entries"]
+        ended.touch()
 
     run(body, env={"ZCOMM_FLIGHT_RECORDER": str(tmp_path / "rank_")})
     assert f"expected a path that can be written within 5 s, got {tmp_path / 'rank_0'}" in capfd.readouterr().err

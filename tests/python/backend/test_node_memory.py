@@ -55,17 +55,17 @@ def results() -> list[torch.Tensor]:
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]], ids=str)
 def test_calls_have_the_bits_that_they_have_over_gloo(nodes: list[int]) -> None:
     def body() -> tuple[str, list[torch.Tensor]]:
-        found = results()
-        return zcomm.stats().node_memory, found
+        found, told = results(), zcomm.stats().node_memory
+        assert ("share no memory" in str(zcomm.stats())) == told.startswith("rank ")  # being alone is no fault
+        return told, found
 
     shared = run(body, len(nodes), nodes=nodes, options=ALL)
     over_gloo = run(body, len(nodes), nodes=nodes, options=ALL, env={"ZCOMM_NODE_MEMORY": "off"})
     for rank, ((told, one), (why_not, other)) in enumerate(zip(shared, over_gloo, strict=True)):
         alone = nodes.count(nodes[rank]) == 1
+        off = f"rank {nodes.index(nodes[rank])}: ZCOMM_NODE_MEMORY=off"
         assert told == ("one rank in this node" if alone else "shared")
-        assert why_not == (
-            "one rank in this node" if alone else f"rank {nodes.index(nodes[rank])}: ZCOMM_NODE_MEMORY=off"
-        )
+        assert why_not == ("one rank in this node" if alone else off)
         for a, b in zip(one, other, strict=True):
             assert_same_bits(a, b, f"rank {rank}")
 

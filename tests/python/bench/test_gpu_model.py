@@ -72,18 +72,18 @@ def test_sends_to_one_other_node_have_four_channels() -> None:
     assert gpu_model.cluster(2, 72, "nvlink5", 800).rate_between(1) == 72 * 4 * 14e9
 
 
-def test_sends_inside_a_node_have_the_channels_of_those_to_other_nodes() -> None:
-    """Computed by hand: 22 GB/s each. With other nodes, 4 for eight ranks; else 16 in all, 32 from NVLink 5 on."""
+def test_sends_inside_a_node_have_all_channels_of_its_communicator() -> None:
+    """Computed by hand: 16 of 22 GB/s each, and 32 from NVLink 5 on."""
 
     def rate(nodes: int, ranks: int, intra: str = "nvlink4") -> float:
         return gpu_model.cluster(nodes, ranks, intra, 400).rate_inside / 1e9
 
-    assert [rate(1, 8), rate(2, 8), rate(8, 8), rate(2, 4)] == [352, 88, 88, 88]
-    assert [rate(1, 72, "nvlink5"), rate(2, 72, "nvlink5"), rate(2, 16, "nvlink5")] == [704, 704, 176]
+    assert [rate(1, 8), rate(2, 8), rate(8, 8), rate(2, 4)] == [352] * 4
+    assert [rate(1, 72, "nvlink5"), rate(2, 72, "nvlink5"), rate(2, 16, "nvlink5")] == [704] * 3
     assert rate(2, 2, "pcie4") == pytest.approx(0.8 * 32)
     machine = gpu_model.cluster(2, 2, "nvlink4", 400)
     cost = collectives.gather(1 << 28, "bfloat16", gpu_model.GATHER, machine)
-    assert cost.intra_bytes / cost.wire / 1e9 <= 88
+    assert cost.intra_bytes / cost.wire / 1e9 <= 352
     measured = replace(machine.intra, bandwidth=Figure(300e9, "measured"))
     assert replace(machine, intra=measured).rate_inside == measured.rate
 
@@ -117,6 +117,7 @@ def test_an_all_reduce_is_never_slower_than_its_two_parts(machine: Cluster, mebi
     ("machine", "least", "most"),
     [
         ("8, NVLink", 128, 1024),
+        ("2x8, NVLink, 400 Gbit/s", 64, 1024),
         ("2x8, NVLink, 100 Gbit/s", 16, 1024),
         ("16x8, NVLink, 400 Gbit/s", 1, 256),
         ("16x8, NVLink, 100 Gbit/s", 1, 1024),
@@ -135,15 +136,8 @@ def test_of_the_advised_sizes_no_call_is_slower_than_exact(machine: str, least: 
 def test_large_calls_gain_between_two_nodes_over_100_gbit() -> None:
     machine = gpu_model.MACHINES["2x8, NVLink, 100 Gbit/s"]
     for mebibytes in (256, 1024):
-        assert exact_seconds(machine, mebibytes) >= 1.7 * seconds("all_gather", machine, mebibytes)
-        assert exact_seconds(machine, mebibytes) >= 1.5 * seconds("reduce_scatter", machine, mebibytes)
-
-
-def test_no_call_gains_between_two_nodes_over_400_gbit() -> None:
-    """As four channels over NVLink are slower than an exact ring: docs/performance.md says so."""
-    for mebibytes in gpu_model.MEBIBYTES:
-        for collective in CALLS:
-            assert seconds(collective, NVLINK_400, mebibytes) > exact_seconds(NVLINK_400, mebibytes)
+        assert exact_seconds(machine, mebibytes) >= 2.7 * seconds("all_gather", machine, mebibytes)
+        assert exact_seconds(machine, mebibytes) >= 3.2 * seconds("reduce_scatter", machine, mebibytes)
 
 
 def test_a_layer_of_a_large_model_over_64_nodes() -> None:
@@ -151,8 +145,8 @@ def test_a_layer_of_a_large_model_over_64_nodes() -> None:
     size = from_config(gpu_model.LLAMA_70B, sequence=4096)[0][0].num_elements
     gather = collectives.gather(size, "bfloat16", gpu_model.GATHER, machine).seconds
     reduce = collectives.reduce(size, "float32", gpu_model.REDUCE, machine).seconds
-    assert collectives.exact(size, "bfloat16", machine).seconds >= gather
-    assert collectives.exact(size, "float32", machine).seconds >= 1.4 * reduce
+    assert collectives.exact(size, "bfloat16", machine).seconds >= 2 * gather
+    assert collectives.exact(size, "float32", machine).seconds >= 4 * reduce
 
 
 @pytest.mark.parametrize("name", gpu_model.SCALE)
@@ -217,16 +211,14 @@ def test_nothing_is_promised_where_calls_are_hidden(overlap: Figure) -> None:
         assert plan.speedup(prediction) == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize("name", ["1x8", "2x8", "8x8"])
-def test_beside_products_a_layer_of_a_large_model_is_no_slower_where_channels_do_not_limit_nvlink(name: str) -> None:
+@pytest.mark.parametrize("name", gpu_model.SCALE)
+def test_beside_products_a_layer_of_a_large_model_is_no_slower(name: str) -> None:
     machine = replace(gpu_model.SCALE[name], product_wait=gpu_model.PRODUCT_WAIT)
-    nvlink = replace(machine.intra, bandwidth=Figure(machine.intra.bandwidth.value, "measured"))
-    machine = replace(machine, intra=nvlink)
     size = from_config(gpu_model.LLAMA_70B, sequence=4096)[0][0].num_elements
     gather = collectives.late_gather(size, "bfloat16", gpu_model.GATHER, machine).seconds
     reduce = collectives.reduce(size, "float32", gpu_model.REDUCE, machine).seconds
-    assert gather <= 1.05 * collectives.exact(size, "bfloat16", machine).seconds
-    assert reduce <= collectives.exact(size, "float32", machine).seconds
+    assert gather <= 1.06 * collectives.exact(size, "bfloat16", machine).seconds
+    assert 1.1 * reduce <= collectives.exact(size, "float32", machine).seconds
 
 
 def test_compressing_costs_a_step_that_hides_its_calls() -> None:
@@ -266,5 +258,4 @@ def test_pull_kernels_gain_on_small_calls_and_in_one_node_not_on_large_ones(name
         )
         return over_nccl / pulled
 
-    # Not limited by NCCL's channels, of which a node among several has four.
-    assert gain(4) > 1.5 and gain(64) > 1.25 and (gain(1024) < 1 if name == "1x8" else gain(1024) > 1.5)
+    assert gain(4) > 1.5 and gain(64) > 1.25 and gain(1024) < 1

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support.calls import logged
+from support.secondary import train
 from support.training import make_batch, make_model, whole
 from support.worlds import collect, options, run
 from torch import nn
@@ -46,23 +47,6 @@ def sharded(
     for block in [*model, model]:
         fully_shard(block, mp_policy=policy, **fields)
     return model
-
-
-def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, micro_batches: int = 1, stop: Any = None
-) -> list[float]:
-    losses = []
-    for step in range(steps):
-        for _ in range(micro_batches):
-            inputs, targets = make_batch(dist.get_rank())
-            loss = (model(inputs).float() - targets).square().mean()
-            loss.backward()
-            losses.append(float(loss.detach()))
-        optimizer.step()
-        optimizer.zero_grad()
-        if stop is not None:
-            stop(step)
-    return losses
 
 
 def adamw(model: nn.Module, lr: float = 1e-3) -> torch.optim.Optimizer:

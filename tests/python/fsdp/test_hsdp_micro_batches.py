@@ -67,8 +67,9 @@ def test_hsdp_whose_replicas_reduce_in_the_last_micro_batch() -> None:
             ({"exempt": ()}, {"compress": "auto"}),
         ):
             losses, weights, reductions = job(compressed, **fields)
-            assert losses == pytest.approx(exact[0], rel=0.01) and weights != exact[1]
-            assert fields.get("compress") == "auto" or reductions == STEPS * MODULES
+            assert losses == pytest.approx(exact[0], rel=0.01)
+            # "auto" may measure that exact calls are faster, and samples both forms.
+            assert fields.get("compress") == "auto" or (weights != exact[1] and reductions == STEPS * MODULES)
         return exact
 
     theirs = run(job, 4, nodes=NODES, backend="gloo")

@@ -56,7 +56,7 @@ int main() {
   using namespace zcomm;
   const int nodes[] = {0, 0, 1};
   float values[] = {0.5f, 1.5f, -2.0f};
-  BlockFormat int4{ElementKind::int4, 128, true, true};
+  BlockFormat int4{ElementKind::int4, 128, true};
   show({reinterpret_cast<std::byte*>(values), 3, DType::float32}, int4, {{}, int4}, Topology(nodes));
 }
 """
@@ -74,7 +74,7 @@ def test_gdb_shows_views_formats_and_topologies(tmp_path: Path) -> None:
     ]
     shown = subprocess.run(["gdb", "-batch", *arguments, program], capture_output=True, text=True, check=True)
     values = re.findall(r"^\$\d = (.*)", shown.stdout, re.MULTILINE)
-    name = "int4:128:hadamard:stochastic"
+    name = "int4:128:stochastic"
     assert values == ["float32[3] {0.5, 1.5, -2}", name, f"exact/{name}", "nodes [0, 0, 1]"], (
         shown.stdout + shown.stderr
     )

@@ -164,19 +164,34 @@ def test_a_stage_that_lacks_a_package_says_so_and_is_no_failure(tmp_path: Path) 
     assert "not run: needs no_such_package" in run_gpu.summary(endings, {"gpu": "", "torch": ""}, [])
 
 
+@pytest.mark.parametrize("num_gpus", [1, 2, 8])
+def test_a_stage_for_two_gpus_runs_where_torch_sees_as_many(tmp_path: Path, num_gpus: int) -> None:
+    every, said = [run_gpu.Stage("two", 20.0, [[sys.executable, "-c", ""]], gpus=2)], list[str]()
+    (ending,) = run_gpu.run_stages(every, 60.0, os.environ, tmp_path, said.append, num_gpus=num_gpus)
+    if num_gpus == 1:
+        assert ending.outcome is run_gpu.Outcome.not_run
+        assert said[1] == "two: not run: needs 2 GPUs, torch sees 1, 0 s"
+    else:
+        assert ending.outcome is run_gpu.Outcome.passed
+
+
 def test_the_stages_are_commands_of_this_repository() -> None:
     stages = run_gpu.stages()
     names = ["build", "info", "beside_gemm", "chains", "nccl_host_cost", "real_shapes", "fsdp_copies", "floors", "ipc"]
     names += ["tests", "aborts", "codec", "lossless", "collectives", "training", "study_100m"]
-    assert [one.name for one in stages] == names
+    of_several = ["channels", "sizes", "steps", "abort_matrix"]
+    assert [one.name for one in stages] == [*names, *of_several]
+    assert [one.name for one in stages if one.gpus > 1] == of_several and all(one.rehearses for one in stages[-4:])
     for part in (1, 2, 3):
         expected = [one.expected for one in stages if one.part == part or one.name == "build"]
         assert sum(expected) <= run_gpu.PART_SECONDS and all(expected)
-    assert all(one.expected < one.seconds <= 300 for one in stages)
+    for part in (4, 5):  # which were not run on GPUs yet: their limits count
+        assert sum(one.seconds for one in stages if one.part == part) + stages[0].expected <= run_gpu.PART_SECONDS
+    assert all((one.expected or 0) < one.seconds <= 300 for one in stages)
     for one in stages:
         for command in one.commands:
             for part in command:
-                if part.startswith("bench.one_gpu") or part.startswith("bench.conv"):
+                if part.startswith(("bench.one_gpu", "bench.several_gpus", "bench.conv")):
                     part = part.replace(".", "/") + ".py"
                 if part.endswith(".py"):
                     assert (ROOT / part.removeprefix("--ignore=")).exists(), part

@@ -300,7 +300,7 @@ def test_gaps_are_paired_and_the_rule_takes_the_cheapest_that_passes() -> None:
     for formats, percents in gaps.items():
         for seed, percent in enumerate(percents):
             records.append(record_of("exact", formats, seed, exact[seed] * (1 + percent / 100), cost[formats]))
-    records.append(record_of("exact", "int2:32", 9, 1.0, 1))  # of a seed that has no exact run
+    records.append(record_of("exact", "int4:32", 9, 1.0, 1))  # of a seed that has no exact run
     rows = {row.name: row for row in report.summarize(records)}
     assert list(rows) == ["exact", *(f"gradients {formats}" for formats in gaps)]
     row = rows["gradients int4:128"]
@@ -319,7 +319,7 @@ def test_a_choice_passes_in_every_case() -> None:
         for seed in range(2):
             for formats, percent, cost in [
                 *[("exact", 0.0, 400), ("int8:128", 0.0, 100), ("int4:128", percents, 60)],
-                ("int4:128/int2:128", 0.0, 30),  # untested in large models
+                ("int4:128/eden2:128", 0.0, 30),  # untested in large models
             ]:
                 record = record_of("exact", formats, seed, 2 + 0.02 * percent, cost)
                 record["configuration"]["case"] = case

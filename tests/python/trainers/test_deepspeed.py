@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,14 +200,6 @@ def check_checkpoint(engine: Any, folder: Path) -> dict[str, torch.Tensor]:
         for name, master in masters.items():
             assert torch.equal(saved[name], master), name
     return masters
-
-
-def test_the_program_of_the_page_under_its_launcher(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launch = ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", str(port)]
-    tiny_llama.run_program("deepspeed.md", launch, tmp_path)
 
 
 @pytest.mark.parametrize("fetch", ["gathers", "all-reduces"])

@@ -122,9 +122,3 @@ def test_lossless_weights_train_as_gloo_does(tmp_path: Path) -> None:
     exact_gradients = COMPRESSED | {"ZCOMM_REDUCE_SCATTER": "exact"}
     got = trained("Trainer", tmp_path, steps=EXACT_STEPS, bf16=True, differences=True, **exact_gradients)
     assert got.losses == want.losses and len(got.losses) == EXACT_STEPS
-
-
-def test_the_program_of_the_page(tmp_path: Path) -> None:
-    """The program uses DDP on a CPU; the variable compresses its gradients."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    tiny_llama.run_program("hugging-face.md", launch, tmp_path, ("all_reduce",), ZCOMM_ALL_REDUCE="int8:128/int4:128")

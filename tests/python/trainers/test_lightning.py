@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,8 +133,3 @@ def test_fsdp_strategy_is_refused_on_a_cpu() -> None:
 
     with pytest.raises(ValueError, match="FSDP is only available on GPU"):
         Fabric(accelerator="cpu", devices=SIZE, strategy=FSDPStrategy(process_group_backend="zcomm"))
-
-
-def test_the_program_of_the_page(tmp_path: Path) -> None:
-    """The program starts its second process itself."""
-    tiny_llama.run_program("lightning.md", [], tmp_path)

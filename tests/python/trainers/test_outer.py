@@ -51,7 +51,7 @@ def test_an_exact_format_gives_the_bits_of_the_definition(schedule: dict[str, An
     run(body, 2)
 
 
-@pytest.mark.parametrize("format", ["int4:64", "int2:64:hadamard"])
+@pytest.mark.parametrize("format", ["int4:64", "eden2:64"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_replicas_agree_to_the_bit(size: int, format: str) -> None:
     def body() -> None:
@@ -110,7 +110,7 @@ def test_what_a_reduction_loses_arrives_later() -> None:
         values = torch.randn(1000, generator=torch.Generator().manual_seed(dist.get_rank()))
         exact = values.clone()
         dist.all_reduce(exact, dist.ReduceOp.AVG)
-        for format, feedback, most in (("int2:64", ErrorFeedback("bf16"), 0.15), ("int2:64", None, 10.0)):
+        for format, feedback, most in (("eden2:64", ErrorFeedback("bf16"), 0.15), ("eden2:64", None, 10.0)):
             averaging = Averaging(1000, torch.device("cpu"), format, feedback, "test", None)
             total = torch.zeros(1000)
             for _ in range(50):
@@ -196,7 +196,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
         assert_same_bits(got, want, "parameters")
 
 
-@pytest.mark.parametrize(("format", "times"), [("int8:64", 3.8), ("int4:64", 7), ("int2:64", 13)])
+@pytest.mark.parametrize(("format", "times"), [("int8:64", 3.8), ("int4:64", 7), ("eden2:64", 13)])
 @pytest.mark.parametrize("nodes", [None, [0, 1, 2, 3]], ids=["one node", "nodes"])
 def test_bytes(nodes: list[int] | None, format: str, times: float) -> None:
     def body() -> None:

@@ -92,7 +92,7 @@ def test_no_evaluation_changes_the_training(make: Make) -> None:
                 "fragments": choose.randint(1, min(every, 3)),
                 "delay": choose.randint(0, every - 1),
                 "keep": choose.choice((0.0, 0.25)),
-                "format": choose.choice(("exact", "int4:64", "int2:64:hadamard")),
+                "format": choose.choice(("exact", "int4:64", "eden2:64")),
             }
             kinds = ("evaluation", "evaluation", "checkpoint")
             events = {step: choose.choices(kinds, k=choose.choice((0, 0, 1, 2))) for step in range(STEPS + 1)}

@@ -1,0 +1,22 @@
+// Where the real functions of NCCL are.
+#pragma once
+
+#include <string>
+
+namespace zcomm::front {
+
+// Returns the real function of that name. The first call opens the real library. Where that is impossible, or where it
+// has no such function, the result returns an error of NCCL, and stderr says why.
+void* real_function(const char* name) noexcept;
+
+// Returns the path that NCCL has if its wheel is installed next to zcomm's.
+std::string wheel_beside_front();
+
+}  // namespace zcomm::front
+
+// Calls the real function with the parameters of this library's own, and finds it once.
+#define ZCOMM_REAL(name)                                                                             \
+  [] {                                                                                               \
+    static const auto found = reinterpret_cast<decltype(&name)>(zcomm::front::real_function(#name)); \
+    return found;                                                                                    \
+  }()

@@ -1,0 +1,93 @@
+// Functions of NCCL that the front implements. A test compares their parameters with nccl.h.
+#include "front/calls.hpp"
+#include "front/functions.hpp"
+
+using namespace zcomm::front;
+using zcomm::nccl::CollConfig;
+using zcomm::nccl::Comm;
+using zcomm::nccl::Config;
+using zcomm::nccl::Result;
+using zcomm::nccl::Stream;
+
+#define ZCOMM_LIST(...) __VA_ARGS__
+// Name, parameters and their names as far as the stream, those behind it, the configuration, and fields of the request.
+#define ZCOMM_CALL(name, parameters, arguments, last_parameters, last_arguments, config, ...) \
+  Result name(ZCOMM_LIST parameters, Comm comm, Stream stream ZCOMM_LIST last_parameters) {   \
+    const auto exact = [=]([[maybe_unused]] const CollConfig* kept) {                         \
+      return ZCOMM_REAL(name)(ZCOMM_LIST arguments, comm, stream ZCOMM_LIST last_arguments);  \
+    };                                                                                        \
+    if (!are_asked(config)) return exact(config);                                             \
+    return answer({__VA_ARGS__, comm, stream, {}, wants_event(config)}, config, exact);       \
+  }
+// A call and its variant with a configuration: name, parameters between type and communicator, and their names.
+#define ZCOMM_CALLS(name, parameters, arguments, collective, op)                                                     \
+  ZCOMM_CALL(name, (const void* from, void* to, std::size_t count, unsigned type ZCOMM_LIST parameters),             \
+             (from, to, count, type ZCOMM_LIST arguments), (), (), nullptr, Collective::collective, from, to, count, \
+             type, op)                                                                                               \
+  ZCOMM_CALL(name##Config, (const void* from, void* to, std::size_t count, unsigned type ZCOMM_LIST parameters),     \
+             (from, to, count, type ZCOMM_LIST arguments), (, const CollConfig* given), (, kept), given,             \
+             Collective::collective, from, to, count, type, op)
+// A call that ends a communicator.
+#define ZCOMM_END(name, parameters, arguments, aborts)                 \
+  Result name(Comm comm ZCOMM_LIST parameters) {                       \
+    auto ended = end_communicator(comm, aborts);                       \
+    const Result result = ZCOMM_REAL(name)(comm ZCOMM_LIST arguments); \
+    keep_in_group(std::move(ended));                                   \
+    return result;                                                     \
+  }
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+ZCOMM_CALLS(ncclAllGather, (), (), all_gather, kSum)
+ZCOMM_CALLS(ncclReduceScatter, (, unsigned op), (, op), reduce_scatter, op)
+ZCOMM_CALLS(ncclAllReduce, (, unsigned op), (, op), all_reduce, op)
+ZCOMM_CALLS(ncclAlltoAll, (), (), other, kSum)
+ZCOMM_CALLS(ncclBroadcast, (, int root), (, root), other, kSum)
+ZCOMM_CALLS(ncclReduce, (, unsigned op, int root), (, op, root), other, op)
+ZCOMM_CALLS(ncclGather, (, int root), (, root), other, kSum)
+ZCOMM_CALLS(ncclScatter, (, int root), (, root), other, kSum)
+ZCOMM_CALL(ncclBcast, (void* to, std::size_t count, unsigned type, int root), (to, count, type, root), (), (), nullptr,
+           Collective::other, to, to, count, type, kSum)
+ZCOMM_CALL(ncclSend, (const void* from, std::size_t count, unsigned type, int peer), (from, count, type, peer), (), (),
+           nullptr, Collective::other, from, nullptr, count, type, kSum)
+ZCOMM_CALL(ncclRecv, (void* to, std::size_t count, unsigned type, int peer), (to, count, type, peer), (), (), nullptr,
+           Collective::other, nullptr, to, count, type, kSum)
+
+ZCOMM_END(ncclCommFinalize, (), (), false)
+ZCOMM_END(ncclCommDestroy, (), (), false)
+ZCOMM_END(ncclCommAbort, (), (), true)
+ZCOMM_END(ncclCommRevoke, (, int flags), (, flags), true)
+
+Result ncclGroupStart() {
+  start_group();
+  return ZCOMM_REAL(ncclGroupStart)();
+}
+
+Result ncclGroupEnd() {
+  return end_group([] { return ZCOMM_REAL(ncclGroupEnd)(); });
+}
+
+Result ncclGroupSimulateEnd(void* info) {
+  drop_group();
+  return ZCOMM_REAL(ncclGroupSimulateEnd)(info);
+}
+
+Result ncclCommInitRankConfig(Comm* made, int size, zcomm::NcclUniqueId id, int rank, Config* config) {
+  const Result result = ZCOMM_REAL(ncclCommInitRankConfig)(made, size, id, rank, config);
+  const bool is_made = result == Result::success || result == Result::in_progress;
+  const bool has_name = config != nullptr && config->size > offsetof(Config, comm_name) && config->comm_name != nullptr;
+  if (is_made && has_name && settings().is_asked) parent_of(*made, config->comm_name);
+  return result;
+}
+
+Result ncclCommGetAsyncError(Comm comm, Result* state) {
+  const Result result = ZCOMM_REAL(ncclCommGetAsyncError)(comm, state);
+  if (result != Result::success || *state != Result::success) return result;
+  const auto parent = known_parent_of(comm);
+  if (parent != nullptr && parent->has_failed()) *state = Result::remote_error;
+  return result;
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,327 @@
+#include "front/parent.hpp"
+
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <unordered_map>
+
+#include "zcomm/cuda.hpp"
+#include "zcomm/error.hpp"
+#include "zcomm/gather.hpp"
+
+namespace zcomm::front {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<nccl::Comm, std::shared_ptr<Parent>> parents;
+  std::atomic<bool> is_used{false};         // false: there are none
+  std::atomic<bool> has_compressed{false};  // a call
+};
+
+Registry& registry() {
+  static Registry& all = *new Registry;  // never destroyed
+  return all;
+}
+
+constexpr auto kForever = std::chrono::milliseconds::max();  // NCCL's calls have no time limit
+constexpr std::size_t kMostPrepared = 256;
+
+// Identifies this host, as zcomm/_node.py does: by the boot id, else the host's name. Never 0.
+std::uint64_t host_token() {
+  std::string text;
+  if (std::ifstream file("/proc/sys/kernel/random/boot_id"); !std::getline(file, text)) {
+    char name[256] = {};
+    gethostname(name, sizeof(name) - 1);
+    text = name;
+  }
+  std::uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return hash | 1;
+}
+
+std::vector<int> nodes_of(const std::vector<std::uint64_t>& hosts) {
+  std::vector<int> nodes;
+  for (const std::uint64_t& host : hosts) {
+    const int node_size = settings().node_size;
+    const auto first =
+        node_size > 0 ? (&host - hosts.data()) / node_size : std::ranges::find(hosts, host) - hosts.begin();
+    nodes.push_back(static_cast<int>(first));
+  }
+  return nodes;
+}
+
+TensorView view_of(const void* data, std::size_t count, DType dtype) {
+  return {static_cast<std::byte*>(const_cast<void*>(data)), static_cast<std::int64_t>(count), dtype};
+}
+
+}  // namespace
+
+std::string Parent::where() const {
+  return concat("zcomm's front of NCCL, rank ", rank_, " of ", size_, name_.empty() ? "" : " of " + name_);
+}
+
+std::size_t Parent::bytes_of(const Request& request) const {
+  const std::size_t bytes = request.count * bytes_of_type(request.type);
+  return request.collective == Collective::all_reduce ? bytes : bytes * static_cast<std::size_t>(size_);
+}
+
+HopFormats Parent::formats_of(const Request& request, const nccl::CollConfig* config) {
+  if (size_ == 0) {
+    nccl::library().CommCount(comm_, &size_);
+    nccl::library().CommUserRank(comm_, &rank_);
+  }
+  if (const char* own = formats_of_call(config)) return parse_formats("formats of a call", request.collective, own);
+  const std::size_t bytes = bytes_of(request);
+  for (const Rule& rule : settings().rules) {
+    if (rule.collective == request.collective && fnmatch(rule.name.c_str(), name_.c_str(), 0) == 0 &&
+        (!rule.ranks || *rule.ranks == size_) && (!rule.dtype || rule.dtype == dtype_of(request.type)) &&
+        bytes >= rule.min_bytes && bytes <= rule.max_bytes) {
+      *rule.has_matched = true;
+      return rule.formats;
+    }
+  }
+  return settings().formats[static_cast<std::size_t>(request.collective)];
+}
+
+Reason Parent::decide(const Request& request) {
+  if (request.collective == Collective::other) return Reason::collective;
+  if (request.formats.is_exact()) return Reason::format_exact;
+  if (!dtype_of(request.type)) return Reason::dtype;
+  if (request.collective != Collective::all_gather && request.op != kSum && request.op != kAverage) {
+    return Reason::operation;
+  }
+  const std::size_t bytes = bytes_of(request);
+  if (bytes == 0 || bytes < settings().min_bytes) return Reason::min_bytes;
+  if (request.wants_event) return Reason::event;
+  if (state_ == State::one_node || size_ == 1) return Reason::one_node;
+  if (state_ == State::refused) return Reason::no_meeting;
+  if (state_ == State::met) return decide_met(request);
+  return is_capturing({request.stream}) ? Reason::capture : Reason::compressed;
+}
+
+// A graph can record what has its scratch already: a call that was made before on the same stream.
+Reason Parent::decide_met(const Request& request) {
+  const Prepared& prepared = prepare(request);
+  if (prepared.operation == nullptr) return Reason::format;
+  try {
+    communicator()->check_stream({request.stream});
+  } catch (const ArgumentError&) {
+    return Reason::capture;  // of another stream
+  }
+  const bool can_be_recorded = prepared.streams.contains(request.stream) && !request.formats.intra_node.stochastic &&
+                               !request.formats.inter_node.stochastic;
+  return can_be_recorded || !is_capturing({request.stream}) ? Reason::compressed : Reason::capture;
+}
+
+Parent::Prepared& Parent::prepare(const Request& request) {
+  if (prepared_.size() >= kMostPrepared) prepared_.clear();
+  const auto [found, is_new] =
+      prepared_.try_emplace(Key(request.collective, request.count, request.type, request.formats));
+  if (is_new) {
+    try {
+      found->second.operation = make_operation(request);
+    } catch (const ArgumentError& error) {
+      std::fprintf(stderr, "%s: calls stay exact: %s\n", where().c_str(), error.what());
+    }
+  }
+  return found->second;
+}
+
+OperationPtr Parent::make_operation(const Request& request) const {
+  const HopFormats& formats = request.formats;
+  const auto count = static_cast<std::int64_t>(request.count);
+  const DType dtype = dtype_of(request.type).value();
+  if (request.collective == Collective::all_reduce) return make_all_reduce({world_.value(), count, dtype, formats});
+  const SlotShape shape =
+      shape_of(split(view_of(nullptr, request.count * static_cast<std::size_t>(size_), dtype), size_, count));
+  if (request.collective == Collective::reduce_scatter) {
+    const Segment<HopFormats> whole{count, formats};
+    return make_reduce_scatter({world_.value(), shape, ReduceSegments(&whole, 1)});
+  }
+  const Segment<BlockFormat> whole{count, formats.inter_node};
+  return make_all_gather(std::make_shared<const GatherPlan>(world_.value(), shape, GatherSegments(&whole, 1)));
+}
+
+std::shared_ptr<Communicator> Parent::communicator() const {
+  const std::lock_guard lock(mutex_);
+  if (communicator_ == nullptr) throw TransportError("the communicator was aborted");
+  return communicator_;
+}
+
+// Returns why this rank cannot connect; empty: it has.
+std::string Parent::connect(const NcclUniqueId& unique_id, const Topology& topology) {
+  NcclOptions options;
+  options.unique_id = unique_id;
+  options.rank = rank_;
+  options.agreement = settings().agreement();
+  options.interruption = [fate = fate_] { return std::string(fate->is_aborted ? "it was aborted" : ""); };
+  options.on_failure = [fate = fate_, text = where()](const std::string& reason) {
+    if (!fate->is_in_use || fate->has_failed.exchange(true) || fate->is_aborted) return;
+    std::fprintf(stderr, "%s: %s\n", text.c_str(), reason.c_str());
+  };
+  try {
+    const CudaDeviceGuard guard(device_);
+    std::shared_ptr<Communicator> made = make_nccl_communicator(topology, options, settings().chunk_bytes);
+    world_ = made->world();
+    const std::lock_guard lock(mutex_);
+    communicator_ = std::move(made);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+// The ranks exchange who they are, connect, and vote on whether all have.
+void Parent::meet() {
+  const auto look = [this] {
+    if (is_aborted()) throw TransportError("the communicator was aborted");
+  };
+  const auto exchange = [&](std::uint64_t token) {
+    NcclBootstrap met = bootstrap_over_nccl(comm_, token, kForever, look);
+    look();  // an abort ends the exchange, too, with undefined tokens
+    return met;
+  };
+  std::string why;
+  try {
+    nccl::check_environment();
+  } catch (const Error& error) {
+    why = error.what();
+  }
+  const NcclBootstrap met = exchange(why.empty() ? host_token() : 0);
+  device_ = met.device;
+  identity_.assign(reinterpret_cast<const char*>(met.unique_id.data()), met.unique_id.size());
+  const Topology topology(nodes_of(met.tokens));
+  std::vector<std::uint64_t> votes = met.tokens;
+  if (std::ranges::count(votes, 0u) == 0) {
+    num_nodes_ = topology.num_nodes();
+    if (num_nodes_ == 1) {
+      state_ = State::one_node;
+      return;
+    }
+    why = connect(met.unique_id, topology);
+    votes = exchange(why.empty() ? 1 : 0).tokens;
+  }
+  const auto against = std::ranges::find(votes, 0u);
+  state_ = against == votes.end() ? State::met : State::refused;
+  fate_->is_in_use = state_ == State::met;
+  if (state_ == State::met) return;
+  close();
+  if (why.empty()) why = concat("rank ", against - votes.begin(), " cannot connect");
+  std::fprintf(stderr, "%s: all calls stay exact: %s\n", where().c_str(), why.c_str());
+}
+
+void Parent::run(const Request& request) {
+  const CudaDeviceGuard guard(device_);
+  Prepared& prepared = prepare(request);
+  const DType dtype = dtype_of(request.type).value();
+  const StreamView stream{request.stream};
+  const float factor = request.op == kAverage ? 1.0f / static_cast<float>(size_) : 1.0f;
+  const auto slots_of = [&](const void* data) {
+    const std::size_t all = request.count * static_cast<std::size_t>(size_);
+    return split(view_of(data, all, dtype), size_, static_cast<std::int64_t>(request.count));
+  };
+  const ConstTensorView own = view_of(request.from, request.count, dtype);
+  const TensorView target = view_of(request.to, request.count, dtype);
+  std::vector<ConstTensorView> inputs;
+  std::vector<TensorView> outputs{target};
+  if (request.collective == Collective::all_reduce) {
+    if (request.from != request.to) copy(target.data, own.data, own.num_bytes(), stream);
+  } else if (request.collective == Collective::reduce_scatter) {
+    for (const TensorView& slot : slots_of(request.from)) inputs.emplace_back(slot);
+  } else {
+    inputs = {own};
+    outputs = slots_of(request.to);
+  }
+  const CallStats stats = communicator()->run(*prepared.operation, {inputs, outputs, factor}, kForever, stream);
+  tally_.add_bytes(request, size_, stats.wire_bytes());
+  registry().has_compressed = true;
+  if (!is_capturing(stream)) prepared.streams.insert(request.stream);
+}
+
+void Parent::abort() noexcept {
+  fate_->is_aborted = true;
+  const std::lock_guard lock(mutex_);
+  if (communicator_ != nullptr) communicator_->abort("the program aborted its communicator");
+}
+
+void Parent::close() noexcept {
+  try {
+    const std::shared_ptr<Communicator> last = communicator();
+    if (state_ == State::met) last->finish();  // which abort() ends
+    const std::lock_guard lock(mutex_);
+    communicator_.reset();
+  } catch (const TransportError&) {
+    // There is none.
+  }
+}
+
+void Parent::report() const {
+  const std::string text = tally_.to_json();
+  if (text.empty()) return;
+  if (settings().logs) std::fprintf(stderr, "%s, %d nodes: %s\n", where().c_str(), num_nodes_, text.c_str());
+  if (settings().stats_file.empty()) return;
+  std::string name;
+  for (const char c : name_) {
+    if (c != '"' && c != '\\' && static_cast<unsigned char>(c) >= ' ') name += c;  // what JSON would escape
+  }
+  const std::string line = concat("{\"rank\": ", rank_, ", \"size\": ", size_, ", \"nodes\": ", num_nodes_,
+                                  ", \"name\": \"", name, "\", \"collectives\": ", text, "}\n");
+  // One write to the end of the file, so that lines of several ranks do not mix.
+  const int file = open(settings().stats_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  const bool is_written = file >= 0 && write(file, line.data(), line.size()) == static_cast<ssize_t>(line.size());
+  if (!is_written) std::fprintf(stderr, "ZCOMM_STATS: cannot write to %s\n", settings().stats_file.c_str());
+  if (file >= 0) ::close(file);
+}
+
+namespace {
+
+// Writes what nobody has ended. The communicators stay: nothing of CUDA may be called when a process ends.
+void report_the_rest() {
+  const std::lock_guard lock(registry().mutex);
+  for (const auto& [comm, parent] : registry().parents) parent->report();
+  if (!registry().has_compressed) {
+    std::fprintf(stderr, "zcomm's front of NCCL compressed no call: ZCOMM_LOG=info shows the reasons\n");
+  }
+  for (const Rule& rule : settings().rules) {
+    if (!*rule.has_matched) std::fprintf(stderr, "ZCOMM_RULES: no call matched '%s'\n", rule.text.c_str());
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Parent> parent_of(nccl::Comm comm, const char* name) {
+  const std::lock_guard lock(registry().mutex);
+  if (!registry().is_used.exchange(true)) std::atexit(report_the_rest);
+  std::shared_ptr<Parent>& parent = registry().parents[comm];
+  if (parent == nullptr) parent = std::make_shared<Parent>(comm, name);
+  return parent;
+}
+
+std::shared_ptr<Parent> known_parent_of(nccl::Comm comm) {
+  if (!registry().is_used) return nullptr;
+  const std::lock_guard lock(registry().mutex);
+  const auto found = registry().parents.find(comm);
+  return found == registry().parents.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<Parent> end_communicator(nccl::Comm comm, bool aborts) {
+  std::shared_ptr<Parent> parent = known_parent_of(comm);
+  if (parent == nullptr) return parent;
+  if (aborts) {
+    parent->abort();
+  } else {
+    parent->close();
+  }
+  parent->report();
+  const std::lock_guard lock(registry().mutex);
+  registry().parents.erase(comm);
+  return parent;
+}
+
+}  // namespace zcomm::front

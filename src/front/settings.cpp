@@ -1,0 +1,163 @@
+#include "front/settings.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <span>
+#include <sstream>
+
+#include "front/functions.hpp"
+#include "zcomm/cuda.hpp"
+#include "zcomm/error.hpp"
+#include "zcomm/plan.hpp"
+
+namespace zcomm::front {
+namespace {
+
+// Adds to an error what is wrong.
+template <class Parse>
+auto parsed(const std::string& what, Parse&& parse) {
+  try {
+    return parse();
+  } catch (const ArgumentError& error) {
+    throw ArgumentError(what + ": " + error.what());
+  }
+}
+
+}  // namespace
+
+HopFormats parse_formats(const std::string& what, Collective collective, const std::string& text) {
+  return parsed(what, [&] {
+    if (collective != Collective::all_gather) return HopFormats::parse(text);
+    const BlockFormat format = BlockFormat::parse(text);
+    return HopFormats{format, format};
+  });
+}
+
+namespace {
+
+std::string text_of(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? "" : text;
+}
+
+template <class Number>
+Number number_of(const std::string& what, const std::string& text, Number least) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  check_argument(error == std::errc() && end == text.data() + text.size() && number >= least, what,
+                 ": expected a whole number of at least ", least, ", got '", text, "'");
+  return number;
+}
+
+template <class Number>
+void read_number(const char* variable, Number least, Number& target) {
+  if (const std::string text = text_of(variable); !text.empty()) target = number_of(variable, text, least);
+}
+
+void read_condition(const std::string& where, const std::string& word, Rule& rule) {
+  const std::size_t split = std::min(word.find('='), word.size() - 1);
+  const std::string key = word.substr(0, split), value = word.substr(split + 1);
+  const std::size_t dash = value.find('-');
+  if (key == "name" && !value.empty()) {
+    rule.name = value;
+  } else if (key == "ranks") {
+    rule.ranks = number_of(where + ": ranks", value, 1);
+  } else if (key == "dtype") {
+    rule.dtype = parsed(where, [&] { return parse_dtype(value); });
+  } else if (key == "bytes" && dash != std::string::npos) {
+    rule.min_bytes = number_of(where + ": bytes", value.substr(0, dash), std::size_t{0});
+    if (dash + 1 < value.size()) rule.max_bytes = number_of(where + ": bytes", value.substr(dash + 1), rule.min_bytes);
+  } else {
+    throw ArgumentError(where + ": expected name=PATTERN, ranks=N, dtype=NAME or bytes=MIN-MAX, got '" + word + "'");
+  }
+}
+
+std::vector<Rule> read_rules(const std::string& path) {
+  std::vector<Rule> rules;
+  std::ifstream file(path);
+  check_argument(file.good(), "ZCOMM_RULES: expected a file that can be read, got '", path, "'");
+  int number = 0;
+  for (std::string line; std::getline(file, line);) {
+    const std::string where = concat("ZCOMM_RULES, line ", ++number);
+    std::istringstream stream(line.substr(0, line.find('#')));
+    std::vector<std::string> words;
+    for (std::string word; stream >> word;) words.push_back(word);
+    if (words.empty()) continue;
+    const auto last = kCollectiveNames.end() - 1;  // "other"
+    const auto* const name = std::find(kCollectiveNames.begin(), last, words[0]);
+    check_argument(name != last && words.size() > 1, where, ": expected a collective (all_gather, reduce_scatter, ",
+                   "all_reduce), conditions and formats, got '", line, "'");
+    Rule rule{.text = line, .collective = static_cast<Collective>(name - kCollectiveNames.begin()), .formats = {}};
+    for (const std::string& word : std::span(words).subspan(1, words.size() - 2)) read_condition(where, word, rule);
+    rule.formats = parse_formats(where, rule.collective, words.back());
+    rules.push_back(std::move(rule));
+  }
+  return rules;
+}
+
+}  // namespace
+
+std::string Settings::agreement() const {
+  std::string text = concat("zcomm's front of NCCL, calls of at least ", min_bytes, " bytes, ");
+  for (const HopFormats& each : formats) text += concat(each, ", ");
+  for (const Rule& rule : rules) text += rule.text + ", ";
+  return text;
+}
+
+Settings read_settings() {
+  Settings read;
+  const auto read_formats = [&](Collective collective, const char* variable) {
+    HopFormats& formats = read.formats[static_cast<std::size_t>(collective)];
+    if (const std::string text = text_of(variable); !text.empty()) formats = parse_formats(variable, collective, text);
+    read.is_asked = read.is_asked || !formats.is_exact();
+  };
+  read_formats(Collective::all_gather, "ZCOMM_ALL_GATHER");
+  read_formats(Collective::reduce_scatter, "ZCOMM_REDUCE_SCATTER");
+  read_formats(Collective::all_reduce, "ZCOMM_ALL_REDUCE");
+  if (const std::string path = text_of("ZCOMM_RULES"); !path.empty()) read.rules = read_rules(path);
+  read.is_asked = read.is_asked || !read.rules.empty();
+  read_number("ZCOMM_MIN_BYTES", std::size_t{0}, read.min_bytes);
+  read.chunk_bytes = kDefaultGpuChunkBytes;
+  read_number("ZCOMM_CHUNK_BYTES", std::size_t{1}, read.chunk_bytes);
+  read_number("ZCOMM_NODE_SIZE", 1, read.node_size);
+  read.logs = !text_of("ZCOMM_LOG").empty();
+  read.stats_file = text_of("ZCOMM_STATS");
+  return read;
+}
+
+const Settings& settings() {
+  static const Settings& ours = *new Settings([] {
+    Settings read;
+    bool is_wrong = true;
+    try {
+      read = read_settings();
+      is_wrong = false;
+      if (cuda_toolkit().empty()) throw Error("this build of zcomm has no CUDA");
+      nccl::library(wheel_beside_front());
+      read.is_possible = true;
+    } catch (const Error& error) {
+      if (is_wrong || read.is_asked) {
+        std::fprintf(stderr, "zcomm's front of NCCL leaves every call exact: %s\n", error.what());
+      }
+    }
+    return read;
+  }());
+  return ours;
+}
+
+const char* formats_of_call(const nccl::CollConfig* config) {
+  if (config == nullptr || config->size < offsetof(nccl::CollConfig, limits)) return nullptr;
+  for (const nccl::ConfigExt* option = config->ext; option != nullptr; option = option->next) {
+    if (option->vendor_id == kVendorId && option->option_id == kFormatsOption) return option->value.text;
+  }
+  return nullptr;
+}
+
+bool wants_event(const nccl::CollConfig* config) {
+  return config != nullptr && config->size >= sizeof(nccl::CollConfig) && config->launch_completion_event != nullptr;
+}
+
+}  // namespace zcomm::front

@@ -20,13 +20,13 @@ using zcomm::nccl::Stream;
     return answer({__VA_ARGS__, comm, stream, {}, wants_event(config)}, config, exact);       \
   }
 // A call and its variant with a configuration: name, parameters between type and communicator, and their names.
-#define ZCOMM_CALLS(name, parameters, arguments, collective, op)                                                     \
+#define ZCOMM_CALLS(name, parameters, arguments, collective, op, root)                                               \
   ZCOMM_CALL(name, (const void* from, void* to, std::size_t count, unsigned type ZCOMM_LIST parameters),             \
              (from, to, count, type ZCOMM_LIST arguments), (), (), nullptr, Collective::collective, from, to, count, \
-             type, op)                                                                                               \
+             type, op, root)                                                                                         \
   ZCOMM_CALL(name##Config, (const void* from, void* to, std::size_t count, unsigned type ZCOMM_LIST parameters),     \
              (from, to, count, type ZCOMM_LIST arguments), (, const CollConfig* given), (, kept), given,             \
-             Collective::collective, from, to, count, type, op)
+             Collective::collective, from, to, count, type, op, root)
 // A call that ends a communicator.
 #define ZCOMM_END(name, parameters, arguments, aborts)                 \
   Result name(Comm comm ZCOMM_LIST parameters) {                       \
@@ -39,20 +39,20 @@ using zcomm::nccl::Stream;
 #pragma GCC visibility push(default)
 extern "C" {
 
-ZCOMM_CALLS(ncclAllGather, (), (), all_gather, kSum)
-ZCOMM_CALLS(ncclReduceScatter, (, unsigned op), (, op), reduce_scatter, op)
-ZCOMM_CALLS(ncclAllReduce, (, unsigned op), (, op), all_reduce, op)
-ZCOMM_CALLS(ncclAlltoAll, (), (), other, kSum)
-ZCOMM_CALLS(ncclBroadcast, (, int root), (, root), other, kSum)
-ZCOMM_CALLS(ncclReduce, (, unsigned op, int root), (, op, root), other, op)
-ZCOMM_CALLS(ncclGather, (, int root), (, root), other, kSum)
-ZCOMM_CALLS(ncclScatter, (, int root), (, root), other, kSum)
+ZCOMM_CALLS(ncclAllGather, (), (), all_gather, kSum, 0)
+ZCOMM_CALLS(ncclReduceScatter, (, unsigned op), (, op), reduce_scatter, op, 0)
+ZCOMM_CALLS(ncclAllReduce, (, unsigned op), (, op), all_reduce, op, 0)
+ZCOMM_CALLS(ncclAlltoAll, (), (), all_to_all, kSum, 0)
+ZCOMM_CALLS(ncclBroadcast, (, int root), (, root), broadcast, kSum, root)
+ZCOMM_CALLS(ncclReduce, (, unsigned op, int root), (, op, root), other, op, root)
+ZCOMM_CALLS(ncclGather, (, int root), (, root), gather, kSum, root)
+ZCOMM_CALLS(ncclScatter, (, int root), (, root), scatter, kSum, root)
 ZCOMM_CALL(ncclBcast, (void* to, std::size_t count, unsigned type, int root), (to, count, type, root), (), (), nullptr,
-           Collective::other, to, to, count, type, kSum)
+           Collective::broadcast, to, to, count, type, kSum, root)
 ZCOMM_CALL(ncclSend, (const void* from, std::size_t count, unsigned type, int peer), (from, count, type, peer), (), (),
-           nullptr, Collective::other, from, nullptr, count, type, kSum)
+           nullptr, Collective::other, from, nullptr, count, type, kSum, 0)
 ZCOMM_CALL(ncclRecv, (void* to, std::size_t count, unsigned type, int peer), (to, count, type, peer), (), (), nullptr,
-           Collective::other, nullptr, to, count, type, kSum)
+           Collective::other, nullptr, to, count, type, kSum, 0)
 
 ZCOMM_END(ncclCommFinalize, (), (), false)
 ZCOMM_END(ncclCommDestroy, (), (), false)

@@ -12,6 +12,7 @@
 
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
+#include "zcomm/exchange.hpp"
 #include "zcomm/gather.hpp"
 
 namespace zcomm::front {
@@ -68,7 +69,7 @@ std::string Parent::where() const {
 
 std::size_t Parent::bytes_of(const Request& request) const {
   const std::size_t bytes = request.count * bytes_of_type(request.type);
-  return request.collective == Collective::all_reduce ? bytes : bytes * static_cast<std::size_t>(size_);
+  return has_one_slot(request.collective) ? bytes : bytes * static_cast<std::size_t>(size_);
 }
 
 HopFormats Parent::formats_of(const Request& request, const nccl::CollConfig* config) {
@@ -93,9 +94,8 @@ Reason Parent::decide(const Request& request) {
   if (request.collective == Collective::other) return Reason::collective;
   if (request.formats.is_exact()) return Reason::format_exact;
   if (!dtype_of(request.type)) return Reason::dtype;
-  if (request.collective != Collective::all_gather && request.op != kSum && request.op != kAverage) {
-    return Reason::operation;
-  }
+  if (request.op != kSum && request.op != kAverage) return Reason::operation;
+  if (request.collective == Collective::all_to_all && request.from == request.to) return Reason::in_place;
   const std::size_t bytes = bytes_of(request);
   if (bytes == 0 || bytes < settings().min_bytes) return Reason::min_bytes;
   if (request.wants_event) return Reason::event;
@@ -122,7 +122,7 @@ Reason Parent::decide_met(const Request& request) {
 Parent::Prepared& Parent::prepare(const Request& request) {
   if (prepared_.size() >= kMostPrepared) prepared_.clear();
   const auto [found, is_new] =
-      prepared_.try_emplace(Key(request.collective, request.count, request.type, request.formats));
+      prepared_.try_emplace(Key(request.collective, request.count, request.type, request.root, request.formats));
   if (is_new) {
     try {
       found->second.operation = make_operation(request);
@@ -134,18 +134,35 @@ Parent::Prepared& Parent::prepare(const Request& request) {
 }
 
 OperationPtr Parent::make_operation(const Request& request) const {
+  const World& world = world_.value();
   const HopFormats& formats = request.formats;
   const auto count = static_cast<std::int64_t>(request.count);
   const DType dtype = dtype_of(request.type).value();
-  if (request.collective == Collective::all_reduce) return make_all_reduce({world_.value(), count, dtype, formats});
-  const SlotShape shape =
-      shape_of(split(view_of(nullptr, request.count * static_cast<std::size_t>(size_), dtype), size_, count));
-  if (request.collective == Collective::reduce_scatter) {
-    const Segment<HopFormats> whole{count, formats};
-    return make_reduce_scatter({world_.value(), shape, ReduceSegments(&whole, 1)});
+  const auto slots = [&] {
+    return shape_of(split(view_of(nullptr, request.count * static_cast<std::size_t>(size_), dtype), size_, count));
+  };
+  switch (request.collective) {
+    case Collective::all_gather: {
+      const Segment<BlockFormat> whole{count, formats.inter_node};
+      return make_all_gather(std::make_shared<const GatherPlan>(world, slots(), GatherSegments(&whole, 1)));
+    }
+    case Collective::reduce_scatter: {
+      const Segment<HopFormats> whole{count, formats};
+      return make_reduce_scatter({world, slots(), ReduceSegments(&whole, 1)});
+    }
+    case Collective::all_reduce:
+      return make_all_reduce({world, count, dtype, formats});
+    case Collective::broadcast:
+      return make_broadcast(world, request.root, count, dtype, formats.inter_node);
+    case Collective::gather:
+      return make_exchange(ExchangePlan::gather(world, request.root, count, dtype, formats));
+    case Collective::scatter:
+      return make_exchange(ExchangePlan::scatter(world, request.root, count, dtype, formats));
+    default: {
+      const ExchangePlan::Lengths each(static_cast<std::size_t>(size_), count);
+      return make_exchange(ExchangePlan::all_to_all(world, each, each, dtype, formats));
+    }
   }
-  const Segment<BlockFormat> whole{count, formats.inter_node};
-  return make_all_gather(std::make_shared<const GatherPlan>(world_.value(), shape, GatherSegments(&whole, 1)));
 }
 
 std::shared_ptr<Communicator> Parent::communicator() const {
@@ -216,30 +233,56 @@ void Parent::meet() {
   std::fprintf(stderr, "%s: all calls stay exact: %s\n", where().c_str(), why.c_str());
 }
 
+// Returns what an operation reads and writes. What it works on in place is the target, into which run() copies it.
+Parent::Views Parent::views_of(const Request& request) const {
+  const DType dtype = dtype_of(request.type).value();
+  const auto size = static_cast<std::size_t>(size_);
+  const auto slots_of = [&](const void* data) {
+    return split(view_of(data, request.count * size, dtype), size_, static_cast<std::int64_t>(request.count));
+  };
+  const auto inputs_of = [&](const void* data) {
+    const std::vector<TensorView> slots = slots_of(data);
+    return std::vector<ConstTensorView>(slots.begin(), slots.end());
+  };
+  const TensorView own = view_of(request.from, request.count, dtype);
+  const TensorView target = view_of(request.to, request.count, dtype);
+  const TensorView none = view_of(nullptr, 0, dtype);
+  const bool is_root = rank_ == request.root;
+  Views views;
+  switch (request.collective) {
+    case Collective::all_gather:
+      return {{own}, slots_of(request.to)};
+    case Collective::reduce_scatter:
+      return {inputs_of(request.from), {target}};
+    case Collective::all_to_all:
+      return {inputs_of(request.from), slots_of(request.to)};
+    case Collective::gather:
+      views = {std::vector<ConstTensorView>(size, none), is_root ? slots_of(request.to) : std::vector(size, none)};
+      views.inputs[static_cast<std::size_t>(request.root)] = own;
+      return views;
+    case Collective::scatter:
+      views = {is_root ? inputs_of(request.from) : std::vector<ConstTensorView>(size, none), std::vector(size, none)};
+      views.outputs[static_cast<std::size_t>(request.root)] = target;
+      return views;
+    default:
+      return {{}, {target}};
+  }
+}
+
 void Parent::run(const Request& request) {
   const CudaDeviceGuard guard(device_);
   Prepared& prepared = prepare(request);
-  const DType dtype = dtype_of(request.type).value();
   const StreamView stream{request.stream};
   const float factor = request.op == kAverage ? 1.0f / static_cast<float>(size_) : 1.0f;
-  const auto slots_of = [&](const void* data) {
-    const std::size_t all = request.count * static_cast<std::size_t>(size_);
-    return split(view_of(data, all, dtype), size_, static_cast<std::int64_t>(request.count));
-  };
-  const ConstTensorView own = view_of(request.from, request.count, dtype);
-  const TensorView target = view_of(request.to, request.count, dtype);
-  std::vector<ConstTensorView> inputs;
-  std::vector<TensorView> outputs{target};
-  if (request.collective == Collective::all_reduce) {
-    if (request.from != request.to) copy(target.data, own.data, own.num_bytes(), stream);
-  } else if (request.collective == Collective::reduce_scatter) {
-    for (const TensorView& slot : slots_of(request.from)) inputs.emplace_back(slot);
-  } else {
-    inputs = {own};
-    outputs = slots_of(request.to);
+  const Views views = views_of(request);
+  const bool has_own = request.collective == Collective::all_reduce || rank_ == request.root;
+  if (has_one_slot(request.collective) && has_own && request.from != request.to) {
+    const TensorView& target = views.outputs.front();
+    copy(target.data, static_cast<const std::byte*>(request.from), target.num_bytes(), stream);
   }
-  const CallStats stats = communicator()->run(*prepared.operation, {inputs, outputs, factor}, kForever, stream);
-  tally_.add_bytes(request, size_, stats.wire_bytes());
+  const CallStats stats =
+      communicator()->run(*prepared.operation, {views.inputs, views.outputs, factor}, kForever, stream);
+  tally_.add_bytes(request, rank_, size_, stats.wire_bytes());
   registry().has_compressed = true;
   if (!is_capturing(stream)) prepared.streams.insert(request.stream);
 }

@@ -62,13 +62,19 @@ class Parent {
     std::atomic<bool> is_aborted{false};
     std::atomic<bool> has_failed{false};
   };
-  using Key = std::tuple<Collective, std::size_t, unsigned, HopFormats>;  // count, type
+  using Key = std::tuple<Collective, std::size_t, unsigned, int, HopFormats>;  // count, type, root
   struct Prepared {
     OperationPtr operation;          // null: the formats do not take the shape
     std::set<nccl::Stream> streams;  // on which it ran outside captures
   };
 
+  struct Views {
+    std::vector<ConstTensorView> inputs;
+    std::vector<TensorView> outputs;
+  };
+
   std::size_t bytes_of(const Request& request) const;
+  Views views_of(const Request& request) const;
   Reason decide_met(const Request& request);
   Prepared& prepare(const Request& request);
   OperationPtr make_operation(const Request& request) const;

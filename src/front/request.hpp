@@ -14,12 +14,21 @@
 
 namespace zcomm::front {
 
-enum class Collective : unsigned char { all_gather, reduce_scatter, all_reduce, other };
+enum class Collective : unsigned char {
+  all_gather,
+  reduce_scatter,
+  all_reduce,
+  all_to_all,  // from here on the exchanges, which have one variable
+  broadcast,
+  gather,
+  scatter,
+  other  // none that the front compresses
+};
 inline constexpr int kVendorId = 0x7a636d;  // of ncclConfigExt_t: "zcm"
 inline constexpr int kFormatsOption = 1;    // a text such as "int8:128/int4:128" or "exact"
 
-inline constexpr std::array<std::string_view, 4> kCollectiveNames{"all_gather", "reduce_scatter", "all_reduce",
-                                                                  "other"};
+inline constexpr std::array<std::string_view, 8> kCollectiveNames{
+    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "gather", "scatter", "other"};
 
 // Of NCCL's ncclRedOp_t and ncclDataType_t.
 inline constexpr unsigned kSum = 0;
@@ -39,14 +48,20 @@ struct Request {
   Collective collective = Collective::other;
   const void* from = nullptr;
   void* to = nullptr;
-  std::size_t count = 0;  // of a slot; of an all-reduce, of the tensor
+  std::size_t count = 0;  // of a slot; of an all-reduce and a broadcast, of the tensor
   unsigned type = 0;      // ncclDataType_t
   unsigned op = kSum;     // ncclRedOp_t
+  int root = 0;           // of a broadcast, a gather and a scatter
   nccl::Comm comm = nullptr;
   nccl::Stream stream = nullptr;
   HopFormats formats;        // that the call asks for
   bool wants_event = false;  // that only NCCL records
 };
+
+// Tells whether a call's tensor is one slot, and not one of each rank.
+constexpr bool has_one_slot(Collective collective) {
+  return collective == Collective::all_reduce || collective == Collective::broadcast;
+}
 
 // Calls the real function with the request's arguments and a configuration, which only some functions have.
 using ExactCall = std::function<nccl::Result(const nccl::CollConfig*)>;

@@ -30,9 +30,13 @@ auto parsed(const std::string& what, Parse&& parse) {
 
 HopFormats parse_formats(const std::string& what, Collective collective, const std::string& text) {
   return parsed(what, [&] {
-    if (collective != Collective::all_gather) return HopFormats::parse(text);
-    const BlockFormat format = BlockFormat::parse(text);
-    return HopFormats{format, format};
+    if (collective == Collective::all_gather) {
+      const BlockFormat format = BlockFormat::parse(text);
+      return HopFormats{format, format};
+    }
+    HopFormats formats = HopFormats::parse(text);
+    if (collective == Collective::broadcast) formats.intra_node = formats.inter_node;
+    return formats;
   });
 }
 
@@ -89,7 +93,7 @@ std::vector<Rule> read_rules(const std::string& path) {
     const auto last = kCollectiveNames.end() - 1;  // "other"
     const auto* const name = std::find(kCollectiveNames.begin(), last, words[0]);
     check_argument(name != last && words.size() > 1, where, ": expected a collective (all_gather, reduce_scatter, ",
-                   "all_reduce), conditions and formats, got '", line, "'");
+                   "all_reduce, all_to_all, broadcast, gather or scatter), conditions and formats, got '", line, "'");
     Rule rule{.text = line, .collective = static_cast<Collective>(name - kCollectiveNames.begin()), .formats = {}};
     for (const std::string& word : std::span(words).subspan(1, words.size() - 2)) read_condition(where, word, rule);
     rule.formats = parse_formats(where, rule.collective, words.back());
@@ -117,6 +121,9 @@ Settings read_settings() {
   read_formats(Collective::all_gather, "ZCOMM_ALL_GATHER");
   read_formats(Collective::reduce_scatter, "ZCOMM_REDUCE_SCATTER");
   read_formats(Collective::all_reduce, "ZCOMM_ALL_REDUCE");
+  for (const auto exchange : {Collective::all_to_all, Collective::broadcast, Collective::gather, Collective::scatter}) {
+    read_formats(exchange, "ZCOMM_EXCHANGES");
+  }
   if (const std::string path = text_of("ZCOMM_RULES"); !path.empty()) read.rules = read_rules(path);
   read.is_asked = read.is_asked || !read.rules.empty();
   read_number("ZCOMM_MIN_BYTES", std::size_t{0}, read.min_bytes);

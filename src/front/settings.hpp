@@ -44,8 +44,8 @@ struct Settings {
   std::string agreement() const;
 };
 
-// Parses the formats of a collective; gathers encode each value once, so they have one. Throws ArgumentError that
-// begins with `what`.
+// Parses the formats of a collective. An all-gather and a broadcast encode each value once: the first takes one format,
+// the second has the one between nodes. Throws ArgumentError that begins with `what`.
 HopFormats parse_formats(const std::string& what, Collective collective, const std::string& text);
 
 // Reads the variables. Throws ArgumentError that names the variable, or the line of the file.

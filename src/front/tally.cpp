@@ -4,13 +4,32 @@
 
 namespace zcomm::front {
 
-// In a ring a rank sends its slot to all others; in an all-reduce, twice its share of the tensor.
-void Tally::add_bytes(const Request& request, int size, std::size_t sent_bytes) {
-  const std::uint64_t bytes = request.count * bytes_of_type(request.type) * static_cast<std::uint64_t>(size - 1);
+namespace {
+
+// Returns what a rank sends in NCCL's rings, and to each peer where NCCL has none.
+std::uint64_t exact_bytes(const Request& request, int rank, int size) {
+  const std::uint64_t bytes = request.count * bytes_of_type(request.type);
+  const std::uint64_t to_others = bytes * static_cast<std::uint64_t>(size - 1);
+  switch (request.collective) {
+    case Collective::all_reduce:
+      return 2 * to_others / static_cast<std::uint64_t>(size);
+    case Collective::broadcast:  // the last rank of the ring passes nothing on
+      return (rank + 1) % size == request.root ? 0 : bytes;
+    case Collective::gather:
+      return rank == request.root ? 0 : bytes;
+    case Collective::scatter:
+      return rank == request.root ? to_others : 0;
+    default:
+      return to_others;
+  }
+}
+
+}  // namespace
+
+void Tally::add_bytes(const Request& request, int rank, int size, std::size_t sent_bytes) {
   Counts& counts = counts_[static_cast<std::size_t>(request.collective)];
   counts.sent_bytes += sent_bytes;
-  counts.exact_bytes +=
-      request.collective == Collective::all_reduce ? 2 * bytes / static_cast<std::uint64_t>(size) : bytes;
+  counts.exact_bytes += exact_bytes(request, rank, size);
 }
 
 std::string Tally::to_json() const {

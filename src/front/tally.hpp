@@ -13,10 +13,11 @@ namespace zcomm::front {
 // Why a call stays exact, in the order in which it is asked.
 enum class Reason : unsigned char {
   compressed,
-  collective,    // one that the front does not compress
+  collective,    // a reduction to one rank, or a message
   format_exact,  // nobody asks for more
   dtype,         // no codec takes it
   operation,     // MIN, MAX, PROD, or made by ncclRedOpCreatePreMulSum
+  in_place,      // an all-to-all into its own input
   min_bytes,
   event,       // the call wants an event of NCCL's own launch
   capture,     // a graph records it, and the same call was not made on that stream before
@@ -24,20 +25,20 @@ enum class Reason : unsigned char {
   no_meeting,  // the ranks could not connect a second time
   format,      // the format does not take this shape
 };
-inline constexpr std::array<std::string_view, 11> kReasonNames{"compressed", "collective", "format_exact", "dtype",
-                                                               "operation",  "min_bytes",  "event",        "capture",
-                                                               "one_node",   "no_meeting", "format"};
+inline constexpr std::array<std::string_view, 12> kReasonNames{"compressed", "collective", "format_exact", "dtype",
+                                                               "operation",  "in_place",   "min_bytes",    "event",
+                                                               "capture",    "one_node",   "no_meeting",   "format"};
 
 class Tally {
  public:
   void add(const Request& request, Reason reason) {
     ++counts_[static_cast<std::size_t>(request.collective)].calls[static_cast<std::size_t>(reason)];
   }
-  // Adds the bytes of a compressed call among `size` ranks.
-  void add_bytes(const Request& request, int size, std::size_t sent_bytes);
+  // Adds the bytes of a compressed call, of one rank among `size`.
+  void add_bytes(const Request& request, int rank, int size, std::size_t sent_bytes);
 
-  // Returns a JSON object: of each collective the calls by reason, the bytes that compressed ones sent, and what NCCL's
-  // ring would have sent for them. Empty if there were no calls.
+  // Returns a JSON object: of each collective the calls by reason, the bytes that compressed ones sent, and what NCCL
+  // would have sent for them. Empty if there were no calls.
   std::string to_json() const;
 
  private:

@@ -5,6 +5,7 @@
 namespace zcomm {
 namespace {
 
+using front::Collective;
 using test::Buffers;
 using test::Bytes;
 using test::Case;
@@ -12,15 +13,17 @@ using test::Comm;
 using test::compressed;
 using test::count_of;
 using test::input_of;
-using test::Kind;
 using test::require_cuda;
 using test::require_nccl;
 using test::Result;
 using test::Stream;
 
 constexpr int kSize = 4;
-const std::vector<std::string> kAsked{"ZCOMM_ALL_GATHER=int8:256", "ZCOMM_REDUCE_SCATTER=int8:128/int4:128",
-                                      "ZCOMM_ALL_REDUCE=int8:128/int4:128", "ZCOMM_NODE_SIZE=2",
+const std::vector<std::string> kAsked{"ZCOMM_ALL_GATHER=int8:256",
+                                      "ZCOMM_REDUCE_SCATTER=int8:128/int4:128",
+                                      "ZCOMM_ALL_REDUCE=int8:128/int4:128",
+                                      "ZCOMM_EXCHANGES=int8:128/int4:128",
+                                      "ZCOMM_NODE_SIZE=2",
                                       "ZCOMM_MIN_BYTES=4096"};
 
 // Runs a call on all ranks and compares.
@@ -34,11 +37,14 @@ void check_result(const Case& the_case, int rank, Comm comm, const Stream& strea
 
 TEST_CASE("front process: all collectives and types" * doctest::skip()) {
   std::vector<Case> cases;
-  for (const Kind kind : {Kind::gather, Kind::scatter, Kind::all_reduce}) {
+  for (const Collective kind :
+       {Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce, Collective::all_to_all,
+        Collective::broadcast, Collective::gather, Collective::scatter}) {
     for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
       for (const bool in_place : {false, true}) {
         cases.push_back({kind, 3000, dtype, test::kSum, in_place});
-        if (kind != Kind::gather) cases.push_back({kind, 3000, dtype, test::kAverage, in_place});
+        const bool reduces = kind == Collective::reduce_scatter || kind == Collective::all_reduce;
+        if (reduces) cases.push_back({kind, 3000, dtype, test::kAverage, in_place});
       }
     }
   }
@@ -65,6 +71,9 @@ TEST_CASE("front: compressed calls have the bits of zcomm's communicator") {
     CHECK(count_of(stats, "\"all_gather\": {\"calls\": {\"compressed\": 6}") == kSize);
     CHECK(count_of(stats, "\"reduce_scatter\": {\"calls\": {\"compressed\": 12}") == kSize);
     CHECK(count_of(stats, "\"all_reduce\": {\"calls\": {\"compressed\": 12}") == kSize);
+    for (const char* exchange : {"all_to_all", "broadcast", "gather", "scatter"}) {
+      CHECK(count_of(stats, "\"" + std::string(exchange) + "\": {\"calls\": {\"compressed\": 6}") == kSize);
+    }
     CHECK(count_of(stats, "\"nodes\": 2") == kSize);
   }
 }
@@ -91,6 +100,9 @@ TEST_CASE("front process: calls that stay exact" * doctest::skip()) {
     require_nccl(nccl::ncclAllReduce(float_array.data(), float_array.data(), 1000, test::kFloat32, test::kSum, comm,
                                      stream));  // small
     const auto small = float_array.get(stream);
+    const Result in_place =
+        nccl::ncclAlltoAll(float_array.data(), float_array.data(), kCount / kSize, test::kFloat32, comm, stream);
+    if (in_place != Result::invalid_argument) throw Error("NCCL did not answer an all-to-all in place");
     for (std::size_t i = 0; i < kCount; ++i) {
       const bool is_right = sums[i] == 10 * value(0, i) && largest[i] == static_cast<float>(value(3, i)) &&
                             small[i] == static_cast<float>(i < 1000 ? 10 * value(0, i) : value(rank, i));
@@ -103,11 +115,12 @@ TEST_CASE("front process: calls that stay exact" * doctest::skip()) {
 TEST_CASE("front: what cannot be compressed is exact, and counted by reason") {
   const std::string stats = test::stats_of("front process: calls that stay exact", kAsked);
   CHECK(count_of(stats, "\"all_reduce\": {\"calls\": {\"dtype\": 1, \"operation\": 1, \"min_bytes\": 1}") == kSize);
+  CHECK(count_of(stats, "\"all_to_all\": {\"calls\": {\"in_place\": 1}") == kSize);
   CHECK(test::stats_of("front process: calls that stay exact", {"ZCOMM_NODE_SIZE=2"}) == "");
 }
 
 TEST_CASE("front process: calls of a program that gets nothing compressed" * doctest::skip()) {
-  const Case the_case{Kind::all_reduce, 3000, DType::float32, test::kSum, true};
+  const Case the_case{Collective::all_reduce, 3000, DType::float32, test::kSum, true};
   const std::vector<Bytes> right = test::exact(the_case);
   test::NoTraces no_traces;
   test::run_program(kSize, [&](int rank, Comm comm, const Stream& stream) {
@@ -132,9 +145,9 @@ TEST_CASE(
 }
 
 TEST_CASE("front process: mixed groups" * doctest::skip()) {
-  const Case large{Kind::all_reduce, 3000};
-  const Case gather{Kind::gather, 2000};
-  const Case small{Kind::all_reduce, 100, DType::float32, test::kMax};
+  const Case large{Collective::all_reduce, 3000};
+  const Case gather{Collective::all_gather, 2000};
+  const Case small{Collective::all_reduce, 100, DType::float32, test::kMax};
   const auto right = compressed(large);
   const auto right_of_gather = compressed(gather);
   const NcclUniqueId second = test::new_id();
@@ -183,7 +196,7 @@ TEST_CASE("front: groups of exact and compressed calls, nested, on several commu
 }
 
 TEST_CASE("front process: one thread has all ranks" * doctest::skip()) {
-  const Case the_case{Kind::all_reduce, 3000};
+  const Case the_case{Collective::all_reduce, 3000};
   const auto right = compressed(the_case);
   const NcclUniqueId id = test::new_id();
   test::NoTraces no_traces;
@@ -213,7 +226,7 @@ TEST_CASE("front: one thread may have several ranks, in a group") {
 }
 
 TEST_CASE("front process: captures" * doctest::skip()) {
-  const Case the_case{Kind::all_reduce, 3000};
+  const Case the_case{Collective::all_reduce, 3000};
   const auto right = compressed(the_case);
   test::NoTraces no_traces;
   test::run_program(kSize, [&](int rank, Comm comm, const Stream& stream) {
@@ -221,7 +234,7 @@ TEST_CASE("front process: captures" * doctest::skip()) {
     const Buffers first(the_case, rank, stream), second(the_case, rank, stream);
     require_cuda(cudaStreamSynchronize(stream));
     // The stand-in connects a communicator's collectives only outside captures, as an exact call does.
-    const Case max{Kind::all_reduce, 3000, DType::float32, test::kMax};
+    const Case max{Collective::all_reduce, 3000, DType::float32, test::kMax};
     const Buffers warm(max, rank, stream);
     require_nccl(warm.call(comm, stream));
     const cudaGraphExec_t exact = test::capture(stream, [&] { require_nccl(first.call(comm, stream)); });
@@ -249,7 +262,7 @@ TEST_CASE("front: a capture compresses what was called before on its stream") {
 }
 
 TEST_CASE("front process: a call with a configuration" * doctest::skip()) {
-  const Case the_case{Kind::all_reduce, 3000};
+  const Case the_case{Collective::all_reduce, 3000};
   const auto right = compressed(the_case);
   test::NoTraces no_traces;
   test::run_program(kSize, [&](int rank, Comm comm, const Stream& stream) {
@@ -276,7 +289,7 @@ TEST_CASE("front process: a call with a configuration" * doctest::skip()) {
 
 // NCCL reads a configuration during the call, so a program may free it before the group ends.
 TEST_CASE("front process: a configuration that ends before its group" * doctest::skip()) {
-  const Case the_case{Kind::all_reduce, 3000};
+  const Case the_case{Collective::all_reduce, 3000};
   const char* const node_size = std::getenv("ZCOMM_NODE_SIZE");
   const auto right = std::string(node_size) == "2" ? compressed(the_case) : test::exact(the_case);
   test::run_program(kSize, [&](int rank, Comm comm, const Stream& stream) {

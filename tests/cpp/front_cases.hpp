@@ -9,20 +9,32 @@ namespace zcomm::test {
 inline const HopFormats kFormats = HopFormats::parse("int8:128/int4:128");
 inline const BlockFormat kGatherFormat = BlockFormat::parse("int8:256");
 
-enum class Kind { gather, scatter, all_reduce };
+using front::Collective;
 using Bytes = std::vector<std::uint8_t>;
 
-// Kind of a call, elements of a slot (of the tensor, if it is an all-reduce), type and operation.
+// Kind of a call, elements of a slot (of the tensor, if it has one slot), type and operation.
 struct Case {
-  Kind kind;
+  Collective kind;
   std::size_t count;
   DType dtype = DType::float32;
   unsigned op = kSum;
   bool in_place = false;
   int size = 4;
+  int root = 1;
 
-  std::size_t input_elements() const { return kind == Kind::scatter ? count * static_cast<std::size_t>(size) : count; }
-  std::size_t output_elements() const { return kind == Kind::gather ? count * static_cast<std::size_t>(size) : count; }
+  bool has(std::initializer_list<Collective> kinds) const { return std::ranges::find(kinds, kind) != kinds.end(); }
+  std::size_t input_elements() const {
+    return count * (has({Collective::reduce_scatter, Collective::all_to_all, Collective::scatter}) ? slots() : 1);
+  }
+  std::size_t output_elements() const {
+    return count * (has({Collective::all_gather, Collective::all_to_all, Collective::gather}) ? slots() : 1);
+  }
+  // A rank that is not the root has one buffer anyway.
+  bool is_in_place(int rank) const {
+    return in_place && kind != Collective::all_to_all &&
+           (rank == root || !has({Collective::gather, Collective::scatter}));
+  }
+  std::size_t slots() const { return static_cast<std::size_t>(size); }
   unsigned type() const { return dtype == DType::float32 ? kFloat32 : dtype == DType::bfloat16 ? 9 : 6; }
 };
 
@@ -41,13 +53,59 @@ inline Bytes input_of(const Case& the_case, int rank, unsigned seed = 0) {
   return bytes;
 }
 
+// Calls zcomm's own communicator.
+inline void call_own(Communicator& communicator, const Case& the_case, TensorView from, TensorView to) {
+  constexpr std::chrono::seconds kTimeout(60);
+  const auto count = static_cast<std::int64_t>(the_case.count);
+  const int size = communicator.size();
+  const float factor = the_case.op == kAverage ? 1.0f / static_cast<float>(size) : 1.0f;
+  const auto inputs = [&] {
+    const auto slots = split(from, size, count);
+    return std::vector<ConstTensorView>(slots.begin(), slots.end());
+  };
+  const TensorView none{nullptr, 0, the_case.dtype};
+  const bool is_root = communicator.rank() == the_case.root;
+  std::vector<ConstTensorView> sent(the_case.slots(), none);
+  std::vector<TensorView> received(the_case.slots(), none);
+  switch (the_case.kind) {
+    case Collective::all_gather:
+      test::all_gather(communicator, from, split(to, size, count), kGatherFormat, kTimeout);
+      break;
+    case Collective::reduce_scatter:
+      reduce_scatter(communicator, inputs(), to, kFormats, factor, kTimeout);
+      break;
+    case Collective::all_to_all:
+      all_to_all(communicator, inputs(), split(to, size, count), kFormats, kTimeout);
+      break;
+    case Collective::gather:
+      sent[static_cast<std::size_t>(the_case.root)] = from;
+      if (is_root) received = split(to, size, count);
+      communicator.run(
+          *make_exchange(ExchangePlan::gather(communicator.world(), the_case.root, count, the_case.dtype, kFormats)),
+          {sent, received}, kTimeout);
+      break;
+    case Collective::scatter:
+      if (is_root) sent = inputs();
+      received[static_cast<std::size_t>(the_case.root)] = to;
+      communicator.run(
+          *make_exchange(ExchangePlan::scatter(communicator.world(), the_case.root, count, the_case.dtype, kFormats)),
+          {sent, received}, kTimeout);
+      break;
+    default:
+      if (the_case.kind == Collective::all_reduce || is_root) std::memcpy(to.data, from.data, from.num_bytes());
+      if (the_case.kind == Collective::all_reduce) all_reduce(communicator, to, kFormats, factor, kTimeout);
+      if (the_case.kind == Collective::broadcast) {
+        broadcast(communicator, to, the_case.root, kFormats.inter_node, kTimeout);
+      }
+  }
+}
+
 // Returns each rank's output by zcomm's own communicator, on the CPU.
 inline std::vector<Bytes> compressed(const Case& the_case, const std::vector<int>& nodes = {0, 0, 1, 1},
                                      unsigned seed = 0) {
   auto communicators = make_communicators(nodes);
   std::vector<Bytes> results(nodes.size());
   run_ranks(static_cast<int>(nodes.size()), [&](int rank) {
-    Communicator& communicator = *communicators[static_cast<std::size_t>(rank)];
     Bytes input = input_of(the_case, rank, seed);
     Bytes& output = results[static_cast<std::size_t>(rank)];
     output.resize(the_case.output_elements() * element_size(the_case.dtype));
@@ -55,21 +113,8 @@ inline std::vector<Bytes> compressed(const Case& the_case, const std::vector<int
       return TensorView{reinterpret_cast<std::byte*>(bytes.data()), static_cast<std::int64_t>(elements),
                         the_case.dtype};
     };
-    const TensorView from = view(input, the_case.input_elements());
-    const TensorView to = view(output, the_case.output_elements());
-    const float factor = the_case.op == kAverage ? 1.0f / static_cast<float>(nodes.size()) : 1.0f;
-    const auto count = static_cast<std::int64_t>(the_case.count);
-    const int size = communicator.size();
-    if (the_case.kind == Kind::gather) {
-      test::all_gather(communicator, from, split(to, size, count), kGatherFormat, std::chrono::seconds(60));
-    } else if (the_case.kind == Kind::scatter) {
-      const auto slots = split(from, size, count);
-      reduce_scatter(communicator, std::vector<ConstTensorView>(slots.begin(), slots.end()), to, kFormats, factor,
-                     std::chrono::seconds(60));
-    } else {
-      output = input;
-      all_reduce(communicator, to, kFormats, factor, std::chrono::seconds(60));
-    }
+    call_own(*communicators[static_cast<std::size_t>(rank)], the_case, view(input, the_case.input_elements()),
+             view(output, the_case.output_elements()));
   });
   return results;
 }
@@ -87,11 +132,24 @@ struct Buffers {
   }
 
   Result call(Comm comm, cudaStream_t stream) const {
-    const auto [kind, count, dtype, op, in_place, size] = the_case_;
+    const auto [kind, count, dtype, op, in_place, size, root] = the_case_;
     const unsigned type = the_case_.type();
-    if (kind == Kind::gather) return nccl::ncclAllGather(from(), to(), count, type, comm, stream);
-    if (kind == Kind::scatter) return nccl::ncclReduceScatter(from(), to(), count, type, op, comm, stream);
-    return nccl::ncclAllReduce(from(), to(), count, type, op, comm, stream);
+    switch (kind) {
+      case Collective::all_gather:
+        return nccl::ncclAllGather(from(), to(), count, type, comm, stream);
+      case Collective::reduce_scatter:
+        return nccl::ncclReduceScatter(from(), to(), count, type, op, comm, stream);
+      case Collective::all_to_all:
+        return nccl::ncclAlltoAll(from(), to(), count, type, comm, stream);
+      case Collective::broadcast:
+        return nccl::ncclBroadcast(from(), to(), count, type, root, comm, stream);
+      case Collective::gather:
+        return nccl::ncclGather(from(), to(), count, type, root, comm, stream);
+      case Collective::scatter:
+        return nccl::ncclScatter(from(), to(), count, type, root, comm, stream);
+      default:
+        return nccl::ncclAllReduce(from(), to(), count, type, op, comm, stream);
+    }
   }
   Bytes result(cudaStream_t stream) const {
     const Bytes all = memory_.get(stream);
@@ -101,12 +159,15 @@ struct Buffers {
 
  private:
   std::size_t slot_bytes() const { return the_case_.count * element_size(the_case_.dtype); }
+  bool is_in_place() const { return the_case_.is_in_place(static_cast<int>(rank_)); }
   std::uint8_t* from() const {
-    return memory_.data() + (the_case_.in_place && the_case_.kind == Kind::gather ? rank_ * slot_bytes() : 0);
+    const bool is_slot = is_in_place() && the_case_.has({Collective::all_gather, Collective::gather});
+    return memory_.data() + (is_slot ? rank_ * slot_bytes() : 0);
   }
   std::uint8_t* to() const {
-    if (!the_case_.in_place) return memory_.data() + the_case_.input_elements() * element_size(the_case_.dtype);
-    return memory_.data() + (the_case_.kind == Kind::scatter ? rank_ * slot_bytes() : 0);
+    if (!is_in_place()) return memory_.data() + the_case_.input_elements() * element_size(the_case_.dtype);
+    const bool is_slot = the_case_.has({Collective::reduce_scatter, Collective::scatter});
+    return memory_.data() + (is_slot ? rank_ * slot_bytes() : 0);
   }
 
   const Case the_case_;
@@ -116,20 +177,27 @@ struct Buffers {
 
 // Returns each rank's output as NCCL makes it, of float32.
 inline std::vector<Bytes> exact(const Case& the_case, unsigned seed = 0) {
-  const auto size = static_cast<std::size_t>(the_case.size);
   std::vector<Bytes> inputs;
   for (int rank = 0; rank < the_case.size; ++rank) inputs.push_back(input_of(the_case, rank, seed));
-  std::vector<Bytes> results(size);
-  for (std::size_t rank = 0; rank < size; ++rank) {
-    if (the_case.kind == Kind::gather) {
-      for (const Bytes& input : inputs) results[rank].insert(results[rank].end(), input.begin(), input.end());
-      continue;
+  std::vector<Bytes> results(the_case.slots(), Bytes(the_case.output_elements() * sizeof(float)));
+  const std::size_t bytes = the_case.count * sizeof(float);
+  const auto root = static_cast<std::size_t>(the_case.root);
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    const auto copy = [&](std::size_t slot, const Bytes& input, std::size_t first) {
+      std::memcpy(&results[rank][slot * bytes], &input[first * bytes], bytes);
+    };
+    if (the_case.kind == Collective::broadcast) copy(0, inputs[root], 0);
+    if (the_case.kind == Collective::scatter) copy(0, inputs[root], rank);
+    for (std::size_t peer = 0; peer < results.size(); ++peer) {
+      const bool gathers = the_case.kind == Collective::gather && rank == root;
+      if (the_case.kind == Collective::all_gather || gathers) copy(peer, inputs[peer], 0);
+      if (the_case.kind == Collective::all_to_all) copy(peer, inputs[peer], rank);
     }
-    results[rank].resize(the_case.count * sizeof(float));
-    const std::size_t first = the_case.kind == Kind::scatter ? rank * the_case.count : 0;
+    if (!the_case.has({Collective::all_reduce, Collective::reduce_scatter})) continue;
+    const std::size_t first = the_case.kind == Collective::reduce_scatter ? rank * the_case.count : 0;
     for (std::size_t i = 0; i < the_case.count; ++i) {
       float sum = 0;
-      for (std::size_t peer = 0; peer < size; ++peer) {
+      for (std::size_t peer = 0; peer < results.size(); ++peer) {
         float value = 0;
         std::memcpy(&value, &inputs[peer][4 * (first + i)], 4);
         sum = peer == 0 ? value : the_case.op == kMax ? std::max(sum, value) : sum + value;

@@ -9,13 +9,13 @@
 namespace zcomm {
 namespace {
 
+using front::Collective;
 using test::Action;
 using test::Buffers;
 using test::Bytes;
 using test::Case;
 using test::Comm;
 using test::Fault;
-using test::Kind;
 using test::require_cuda;
 using test::require_nccl;
 using test::Result;
@@ -28,25 +28,30 @@ constexpr std::size_t kMinBytes = 2048;  // ZCOMM_MIN_BYTES
 std::vector<Case> cases_of(const Schedule& schedule, const test::Step& step) {
   const auto count = static_cast<std::size_t>(step.elements);
   const bool in_place = step.elements % 2 == 0;
-  const auto made = [&](Kind kind, unsigned op = test::kSum) {
-    return Case{kind, count, DType::float32, op, in_place, schedule.size()};
+  const auto made = [&](Collective kind, unsigned op = test::kSum) {
+    return Case{
+        kind, count, DType::float32, op, in_place, schedule.size(), static_cast<int>(count / 8) % schedule.size()};
   };
   switch (step.action) {
     case Action::gather:
-      return {made(Kind::gather)};
+      return {made(Collective::all_gather)};
     case Action::scatter:
-      return {made(Kind::scatter)};
-    case Action::exchange:
-      return {made(Kind::all_reduce, test::kMax)};
+      return {made(Collective::reduce_scatter)};
+    case Action::exchange: {
+      constexpr Collective kExchanges[] = {Collective::all_to_all, Collective::broadcast, Collective::gather,
+                                           Collective::scatter};
+      return {made(kExchanges[count / 2 % 4])};
+    }
     case Action::broadcast:
-      return {made(Kind::scatter), made(Kind::all_reduce, test::kMax), made(Kind::gather), made(Kind::all_reduce)};
+      return {made(Collective::reduce_scatter), made(Collective::all_reduce, test::kMax), made(Collective::all_gather),
+              made(Collective::all_to_all), made(Collective::broadcast)};
     default:
-      return {made(Kind::all_reduce)};
+      return {made(Collective::all_reduce)};
   }
 }
 
 std::vector<Bytes> expected(const Case& the_case, const std::vector<int>& nodes, unsigned seed) {
-  const std::size_t slots = the_case.kind == Kind::all_reduce ? 1 : static_cast<std::size_t>(the_case.size);
+  const std::size_t slots = front::has_one_slot(the_case.kind) ? 1 : the_case.slots();
   const bool is_compressed =
       nodes.front() != nodes.back() && the_case.op != test::kMax && the_case.count * 4 * slots >= kMinBytes;
   return is_compressed ? test::compressed(the_case, nodes, seed) : test::exact(the_case, seed);
@@ -139,12 +144,15 @@ class Rank {
     require_cuda(cudaGraphExecDestroy(graph));
   }
 
-  // Lets both communicators meet and connect: NCCL forbids an abort beside a call that waits for that.
+  // Lets both communicators meet and connect all pairs: NCCL forbids an abort beside a call that waits for that.
   void warm_up() const {
+    const auto made = [&](Collective kind, unsigned op) {
+      return Case{kind, kMinBytes, DType::float32, op, true, schedule_.size()};
+    };
     for (const auto& comm : comms_) {
-      for (const unsigned op : {test::kSum, test::kMax}) {
-        const Buffers buffers({Kind::all_reduce, kMinBytes, DType::float32, op, true, schedule_.size()}, rank_,
-                              streams_[0]);
+      for (const Case& each : {made(Collective::all_reduce, test::kSum), made(Collective::all_reduce, test::kMax),
+                               made(Collective::all_to_all, test::kSum)}) {
+        const Buffers buffers(each, rank_, streams_[0]);
         if (const Result result = buffers.call(*comm, streams_[0]); result != Result::in_progress) require_nccl(result);
         test::settle(*comm);
         require_cuda(cudaStreamSynchronize(streams_[0]));
@@ -207,10 +215,11 @@ TEST_CASE("front: random schedules of calls, groups, splits, captures and aborts
   std::vector<pid_t> processes;
   const std::string count = std::to_string(number_of("ZCOMM_RANDOM_SCHEDULES", kNumSchedules));
   for (const char* node_size : {"ZCOMM_NODE_SIZE=1", "ZCOMM_NODE_SIZE=2"}) {
-    processes.push_back(test::spawn_case(
-        "front process: random schedules",
-        {node_size, "ZCOMM_RANDOM_SCHEDULES=" + count, "ZCOMM_MIN_BYTES=" + std::to_string(kMinBytes),
-         "ZCOMM_ALL_GATHER=int8:256", "ZCOMM_REDUCE_SCATTER=int8:128/int4:128", "ZCOMM_ALL_REDUCE=int8:128/int4:128"}));
+    processes.push_back(
+        test::spawn_case("front process: random schedules",
+                         {node_size, "ZCOMM_RANDOM_SCHEDULES=" + count, "ZCOMM_MIN_BYTES=" + std::to_string(kMinBytes),
+                          "ZCOMM_ALL_GATHER=int8:256", "ZCOMM_REDUCE_SCATTER=int8:128/int4:128",
+                          "ZCOMM_ALL_REDUCE=int8:128/int4:128", "ZCOMM_EXCHANGES=int8:128/int4:128"}));
   }
   for (const pid_t process : processes) CHECK(test::outcome_of(process, std::chrono::hours(1)) == "ends well");
 }

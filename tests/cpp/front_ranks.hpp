@@ -21,6 +21,10 @@ ZCOMM_NCCL_FUNCTIONS(ZCOMM_DECLARE)
 #undef ZCOMM_DECLARE
 Result ncclReduceScatter(const void*, void*, std::size_t, unsigned, unsigned, Comm, Stream);
 Result ncclAllReduce(const void*, void*, std::size_t, unsigned, unsigned, Comm, Stream);
+Result ncclAlltoAll(const void*, void*, std::size_t, unsigned, Comm, Stream);
+Result ncclBroadcast(const void*, void*, std::size_t, unsigned, int, Comm, Stream);
+Result ncclGather(const void*, void*, std::size_t, unsigned, int, Comm, Stream);
+Result ncclScatter(const void*, void*, std::size_t, unsigned, int, Comm, Stream);
 Result ncclAllReduceConfig(const void*, void*, std::size_t, unsigned, unsigned, Comm, Stream, const CollConfig*);
 const char* zcomm_front_library();
 }

@@ -14,7 +14,7 @@ test::Written written_with(const std::string& rules) {
   const std::string file = "/tmp/zcomm-front-rules-" + std::to_string(getpid());
   std::ofstream(file) << rules;
   test::Written written =
-      test::written_by("front process: three calls",
+      test::written_by("front process: some calls",
                        {"ZCOMM_RULES=" + file, "ZCOMM_NODE_SIZE=1", "ZCOMM_ALL_GATHER=int8:128", "ZCOMM_MIN_BYTES=0"});
   std::filesystem::remove(file);
   return written;
@@ -22,7 +22,7 @@ test::Written written_with(const std::string& rules) {
 
 }  // namespace
 
-TEST_CASE("front process: three calls" * doctest::skip()) {
+TEST_CASE("front process: some calls" * doctest::skip()) {
   test::run_program(
       2,
       [](int, Comm comm, const Stream& stream) {
@@ -35,6 +35,8 @@ TEST_CASE("front process: three calls" * doctest::skip()) {
         require_nccl(
             nccl::ncclAllReduce(values.data(), values.data(), 2000, test::kBfloat16, test::kSum, comm, stream));
         require_nccl(nccl::ncclAllGather(values.data(), values.data() + 2000, 1000, test::kFloat32, comm, stream));
+        require_nccl(nccl::ncclBroadcast(values.data(), values.data(), 1000, test::kFloat32, 0, comm, stream));
+        require_nccl(nccl::ncclAlltoAll(values.data(), values.data() + 2000, 500, test::kFloat32, comm, stream));
       },
       /*blocks=*/true, "data parallel");
 }
@@ -56,6 +58,12 @@ TEST_CASE("front: the first rule that matches decides, else the variables") {
   CHECK(all_reduces("all_reduce name=other int8:128") == "\"format_exact\": 3");
   CHECK(all_reduces("all_reduce ranks=2 dtype=float32 exact\nall_reduce int8:128") ==
         "\"compressed\": 1, \"format_exact\": 2");
+}
+
+TEST_CASE("front: a rule for one exchange leaves the others exact, and a broadcast has the format between nodes") {
+  const std::string stats = written_with("all_to_all exact/int8:128\nbroadcast int8:128/exact").stats;
+  CHECK(count_of(stats, "\"all_to_all\": {\"calls\": {\"compressed\": 1}") == 2);
+  CHECK(count_of(stats, "\"broadcast\": {\"calls\": {\"format_exact\": 1}") == 2);
 }
 
 TEST_CASE("front: a rule that no call matched is named at the end") {

@@ -57,7 +57,7 @@ def unread_of_nccl() -> list[str]:
 
 def asked_of_front() -> list[str]:
     """Return the variables that make the front of NCCL compress, in this environment."""
-    names = ("ZCOMM_ALL_GATHER", "ZCOMM_REDUCE_SCATTER", "ZCOMM_ALL_REDUCE", "ZCOMM_RULES")
+    names = ("ZCOMM_ALL_GATHER", "ZCOMM_REDUCE_SCATTER", "ZCOMM_ALL_REDUCE", "ZCOMM_EXCHANGES", "ZCOMM_RULES")
     return [name for name in names if os.environ.get(name, "exact") not in ("", "exact")]
 
 

@@ -40,13 +40,18 @@ void set_at(std::byte* data, std::size_t i, unsigned type, float value) {
   }
 }
 
+// The kind of messages of a call by the bytes of its slots.
+int kind_of(std::size_t num_bytes, Comm comm) {
+  const bool is_small = num_bytes * static_cast<std::size_t>(comm->size) < kLargeBytes;
+  return is_small ? nccl_host::kSmallAllGather : nccl_host::kLargeAllGather;
+}
+
 // Sends a part to each peer, and calls `after` on the stream when theirs have arrived in `arrived`, one part after the
 // other. `parts`: the first one that is sent; `stride`: to the next peer's.
 Result exchange_parts(const std::byte* parts, std::size_t stride, std::byte* arrived, std::size_t num_bytes,
                       const char* function, Comm comm, Stream stream, std::function<void()> after) {
   if (comm->size == 1) return Result::invalid_usage;
-  const int kind = num_bytes * static_cast<std::size_t>(comm->size) < kLargeBytes ? nccl_host::kSmallAllGather
-                                                                                  : nccl_host::kLargeAllGather;
+  const int kind = kind_of(num_bytes, comm);
   ncclGroupStart();
   for (int peer = 0; peer < comm->size; ++peer) {
     if (peer == comm->rank) continue;
@@ -80,9 +85,61 @@ Result reduce(const void* from, std::size_t stride, void* to, std::size_t count,
       });
 }
 
+// Sends parts of the root to all others, or theirs to the root: parts that are a stride apart.
+Result with_root(bool root_sends, void* parts, std::size_t stride, std::size_t num_bytes, int root,
+                 const char* function, Comm comm, Stream stream) {
+  ncclGroupStart();
+  for (int peer = 0; peer < comm->size; ++peer) {
+    if (peer == comm->rank || (comm->rank != root && peer != root)) continue;
+    std::byte* const part = writable(parts) + (comm->rank == root ? static_cast<std::size_t>(peer) * stride : 0);
+    add(comm, stream, {root_sends == (comm->rank == root), kind_of(num_bytes, comm), peer, part, num_bytes}, function);
+  }
+  return ncclGroupEnd();
+}
+
+Result copy_own(void* to, const void* from, std::size_t num_bytes, Stream stream) {
+  if (to == from) return Result::success;
+  const auto kind = cudaMemcpyDeviceToDevice;
+  return cudaMemcpyAsync(to, from, num_bytes, kind, static_cast<cudaStream_t>(stream)) == cudaSuccess
+             ? Result::success
+             : Result::unhandled_cuda_error;
+}
+
 }  // namespace
 
 extern "C" {
+
+Result ncclAlltoAll(const void* from, void* to, std::size_t count, unsigned type, Comm comm, Stream stream) {
+  if (from == to) return Result::invalid_argument;
+  const std::size_t bytes = count * bytes_of_type(type);
+  const std::size_t own = static_cast<std::size_t>(comm->rank) * bytes;
+  return exchange_parts(writable(from), bytes, writable(to), bytes, "ncclAlltoAll", comm, stream,
+                        [=] { std::memcpy(writable(to) + own, writable(from) + own, bytes); });
+}
+
+Result ncclBroadcast(const void* from, void* to, std::size_t count, unsigned type, int root, Comm comm, Stream stream) {
+  const std::size_t bytes = count * bytes_of_type(type);
+  if (comm->rank == root) {
+    if (const Result copied = copy_own(to, from, bytes, stream); copied != Result::success) return copied;
+  }
+  return with_root(true, to, 0, bytes, root, "ncclBroadcast", comm, stream);
+}
+
+Result ncclGather(const void* from, void* to, std::size_t count, unsigned type, int root, Comm comm, Stream stream) {
+  const std::size_t bytes = count * bytes_of_type(type);
+  if (comm->rank != root) return with_root(false, writable(from), 0, bytes, root, "ncclGather", comm, stream);
+  const std::size_t own = static_cast<std::size_t>(root) * bytes;
+  if (const Result copied = copy_own(writable(to) + own, from, bytes, stream); copied != Result::success) return copied;
+  return with_root(false, to, bytes, bytes, root, "ncclGather", comm, stream);
+}
+
+Result ncclScatter(const void* from, void* to, std::size_t count, unsigned type, int root, Comm comm, Stream stream) {
+  const std::size_t bytes = count * bytes_of_type(type);
+  if (comm->rank != root) return with_root(true, to, 0, bytes, root, "ncclScatter", comm, stream);
+  const std::byte* const own = writable(from) + static_cast<std::size_t>(root) * bytes;
+  if (const Result copied = copy_own(to, own, bytes, stream); copied != Result::success) return copied;
+  return with_root(true, writable(from), bytes, bytes, root, "ncclScatter", comm, stream);
+}
 
 Result ncclAllGather(const void* own, void* slots, std::size_t count, unsigned type, Comm comm, Stream stream) {
   const std::size_t bytes = count * bytes_of_type(type);

@@ -260,7 +260,7 @@ def test_variables_of_nccl_that_only_exact_calls_obey_are_named(monkeypatch: pyt
 
 def test_the_front_of_nccl_that_would_compress_exact_calls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_nccl, "library_behind_front", lambda: "/libnccl.so.2")
-    for name in ("ZCOMM_ALL_REDUCE", "ZCOMM_RULES"):
+    for name in ("ZCOMM_ALL_REDUCE", "ZCOMM_EXCHANGES", "ZCOMM_RULES"):
         with monkeypatch.context() as context:
             context.setenv(name, "int8:128")
             with pytest.raises(ValueError, match=f"LD_PRELOAD: expected no front of NCCL .*, as {name} asks"):

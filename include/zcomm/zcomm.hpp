@@ -6,6 +6,7 @@
 #include "zcomm/block_format.hpp"
 #include "zcomm/call.hpp"
 #include "zcomm/call_check.hpp"
+#include "zcomm/checked_transport.hpp"
 #include "zcomm/codec.hpp"
 #include "zcomm/communicator.hpp"
 #include "zcomm/cuda.hpp"

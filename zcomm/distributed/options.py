@@ -73,6 +73,8 @@ class Options(_c10d.Options):
             default one piece up to 128 MiB over all ranks, and two for each hop above that.
         decisions: a file that ``python -m zcomm_bench measure`` has written on this cluster, by which
             ``compress="auto"`` decides without making a call; default: none. Calls that it lacks are rehearsed.
+        verify: send a checksum behind each compressed message, and raise where other bytes arrive; default False. On
+            CPUs only. Exact calls are torch's own, and have none.
 
     :func:`zcomm.formats` lists the formats. On GPUs torch's ``TORCH_NCCL_HIGH_PRIORITY`` (here on by default),
     ``TORCH_NCCL_BLOCKING_WAIT``, ``TORCH_NCCL_ASYNC_ERROR_HANDLING``, ``TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC`` and
@@ -96,6 +98,7 @@ class Options(_c10d.Options):
         node_size: int | None = None,
         chunk_bytes: int | None = None,
         decisions: str | None = None,
+        verify: bool | None = None,
         **unknown: Never,
     ) -> None:
         fields = {**_of_environment(), **given_of(locals()), **unknown}

@@ -26,6 +26,7 @@ struct ZcommOptions : ::c10d::Backend::Options {
   Policy policy;
   std::optional<int> node_size;          // ranks per node, in rank order; empty: found from the launcher or the host
   std::optional<int> chunk_bytes;        // empty: kDefaultChunkBytes, or on a GPU kDefaultGpuChunkBytes
+  bool verify = false;                   // wires carry checksums
   std::int64_t sample_errors_every = 0;  // no option: calls of a site from one sample to the next; 0: none
   std::string decisions;                 // a file that Choice::automatic decides by; empty: it measures
 };
@@ -46,6 +47,7 @@ void for_each_field(Visit&& visit) {
   visit("node_size", &ZcommOptions::node_size);
   visit("chunk_bytes", &ZcommOptions::chunk_bytes);
   visit("decisions", &ZcommOptions::decisions);
+  visit("verify", &ZcommOptions::verify);
 }
 
 // Changes to the policy for the calls of one thread, and of the autograd threads that it starts.

@@ -3,6 +3,7 @@
 #include "c10d/calls/nccl_rendezvous.hpp"
 #include "c10d/transport/c10d_transport.hpp"
 #include "process_group.hpp"
+#include "zcomm/checked_transport.hpp"
 
 namespace zcomm::c10d_binding {
 
@@ -33,7 +34,9 @@ std::unique_ptr<Transport> ProcessGroup::make_host_transport() {
   if (!memory && !NodeMemory::is_expected(why_not) && before.empty() && topology.local_rank(getRank()) == 0)
     hooks_.no_node_memory(why_not);
   is_connected_ = true;
-  return std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store), std::move(memory));
+  std::unique_ptr<Transport> made =
+      std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store), std::move(memory));
+  return options_->verify ? make_checked_transport(std::move(made)) : std::move(made);
 }
 
 void ProcessGroup::set_connections(int each_way) {

@@ -6,11 +6,13 @@
 #include <c10/core/Event.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 
 #include "c10d/base/tensors.hpp"
 #include "collectives/random_seed.hpp"
 #include "zcomm/call_check.hpp"
+#include "zcomm/checked_transport.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/wire_layout.hpp"
@@ -20,6 +22,9 @@ namespace {
 
 // Tags of compressed messages; those of the program are below.
 constexpr int kCompressedTags = 0x40000000;
+
+// Behind the wire of a message, with the option `verify`.
+constexpr std::size_t kChecksumBytes = sizeof(std::uint64_t);
 
 // Describes a message without its ranks, as a rank that receives from any does not know them.
 std::string content_of(const at::Tensor& tensor, const std::optional<BlockFormat>& format, int tag) {
@@ -202,7 +207,8 @@ std::optional<BlockFormat> SendRecv::format_from_any(const at::Tensor& tensor, i
 
 // A wire of a CPU is reused memory: touching new pages takes longer than encoding.
 at::Tensor SendRecv::make_wire(const at::Tensor& values, const BlockFormat& format) {
-  const std::size_t num_bytes = wire_bytes(format, dtype_of(values).value(), values.numel());
+  const std::size_t num_bytes =
+      wire_bytes(format, dtype_of(values).value(), values.numel()) + (options_->verify ? kChecksumBytes : 0);
   const std::array shape{static_cast<std::int64_t>(num_bytes)};
   if (!values.is_cpu()) return at::empty(shape, values.options().dtype(at::kByte));
   auto memory = std::make_shared<Scratch>(*host_workspace_, num_bytes, StreamView{});
@@ -217,12 +223,23 @@ void SendRecv::encode(const Message& message, const at::Tensor& values, std::uin
   if (!values.is_cpu()) check_drawn_anew(message.format, current_view(values.device()));
   const Encode job{view_of(values), message.format, static_cast<std::byte*>(message.wire.data_ptr()), {seed}};
   codec_of(values).encode({&job, 1}, current_view(values.device()));
+  if (!options_->verify) return;
+  const std::size_t num_bytes = message.wire.nbytes() - kChecksumBytes;
+  const std::uint64_t sum = checksum(job.wire, num_bytes);
+  std::memcpy(job.wire + num_bytes, &sum, sizeof(sum));
 }
 
 void SendRecv::decode(const Message& message) {
   const c10::DeviceGuard guard(message.values.device());
   const TensorView values = view_of(message.values);
-  const Decode job{{static_cast<const std::byte*>(message.wire.data_ptr()), message.format, values.dtype}, values};
+  const auto* wire = static_cast<const std::byte*>(message.wire.data_ptr());
+  if (options_->verify) {
+    const std::size_t num_bytes = message.wire.nbytes() - kChecksumBytes;
+    std::uint64_t sum = 0;
+    std::memcpy(&sum, wire + num_bytes, sizeof(sum));
+    if (checksum(wire, num_bytes) != sum) throw TransportError("its bytes are corrupted");
+  }
+  const Decode job{{wire, message.format, values.dtype}, values};
   codec_of(message.values).decode({&job, 1}, current_view(message.values.device()));
   if (!message.wire.is_cpu()) message.wire.record_stream(current_stream(message.wire.device()));
 }

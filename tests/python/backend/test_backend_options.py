@@ -63,13 +63,14 @@ README = next(folder / "README.md" for folder in Path(__file__).parents if (fold
         ({"node_size": "2"}, TypeError),
         ({"chunk_bytes": 0}, ValueError),
         ({"chunk_bytes": 1e6}, TypeError),
+        ({"verify": "all"}, TypeError),
         ({"no_such_field": 1}, TypeError),
     ],
     ids=str,
 )
 def test_wrong_options_are_refused_by_name(fields: dict[str, Any], error: type[Exception]) -> None:
     expect(error, next(iter(fields)), lambda: zcomm.Options(**fields))
-    if not fields.keys() & {"node_size", "chunk_bytes", "decisions"}:
+    if not fields.keys() & {"node_size", "chunk_bytes", "decisions", "verify"}:
         expect(error, next(iter(fields)), lambda: zcomm.override(**fields))
 
 
@@ -98,7 +99,7 @@ def test_errors_say_what_to_write(fields: dict[str, Any], words: str) -> None:
 
 
 def test_override_refuses_what_cannot_change() -> None:
-    for fields in ({"node_size": 2}, {"chunk_bytes": 4096}, {"decisions": "cluster.json"}):
+    for fields in ({"node_size": 2}, {"chunk_bytes": 4096}, {"decisions": "cluster.json"}, {"verify": True}):
         expect(TypeError, next(iter(fields)), lambda fields=fields: zcomm.override(**fields))
 
 
@@ -181,6 +182,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "node_size": ("2", 2),
     "chunk_bytes": ("4096", 4096),
     "decisions": ("cluster.json", "cluster.json"),
+    "verify": ("1", True),
 }
 
 

@@ -1,0 +1,30 @@
+// Transports that compare what arrives with what was sent.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "zcomm/transport.hpp"
+
+namespace zcomm {
+
+// Returns a checksum of bytes. A change of eight bytes that begin at a multiple of eight always changes it, any other
+// change all but once in 2^64. It is no protection against an attacker.
+std::uint64_t checksum(const std::byte* data, std::size_t num_bytes);
+
+// Makes a transport whose messages carry checksums, over `inner`, which must move bytes on the host. All ranks must
+// make one.
+//
+// Checksums of the messages of one start() to a peer follow them, as one message more. start() computes them, so they
+// cover what happens to a message from then on until Transfer::wait() returns: on the network, in memory that ranks
+// share, and in the buffers of both ranks.
+// Transfer::wait() throws TransportError that names the sender and the message if bytes differ.
+// Throws ArgumentError if transfers of `inner` are work on a GPU's stream.
+//
+// Example:
+//   Communicator communicator(make_checked_transport(std::move(transport)), topology, make_cpu_codec(),
+//                             make_host_workspace());
+std::unique_ptr<Transport> make_checked_transport(std::unique_ptr<Transport> inner);
+
+}  // namespace zcomm

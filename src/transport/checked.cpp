@@ -1,0 +1,145 @@
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <numeric>
+
+#include "zcomm/checked_transport.hpp"
+#include "zcomm/error.hpp"
+
+namespace zcomm {
+
+// Each step is one to one in the word, and in the state before it: one word that differs changes all that follows.
+// Several lanes, because a step takes several cycles.
+std::uint64_t checksum(const std::byte* data, std::size_t num_bytes) {
+  constexpr std::size_t kLanes = 8;
+  constexpr std::uint64_t kFactor = 0x9e3779b97f4a7c15;
+  const auto mix = [](std::uint64_t state, std::uint64_t word) { return std::rotl((state ^ word) * kFactor, 29); };
+  std::uint64_t lanes[kLanes] = {1, 2, 3, 4, 5, 6, 7, 8};
+  std::size_t at = 0;
+  for (; at + sizeof(lanes) <= num_bytes; at += sizeof(lanes)) {
+    std::uint64_t words[kLanes];
+    std::memcpy(words, data + at, sizeof(words));
+    for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] = mix(lanes[lane], words[lane]);
+  }
+  std::uint64_t state = num_bytes;
+  for (; at < num_bytes; at += sizeof(std::uint64_t)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, data + at, std::min(sizeof(word), num_bytes - at));
+    state = mix(state, word);
+  }
+  for (const std::uint64_t lane : lanes) state = mix(state, lane);
+  return state;
+}
+
+namespace {
+
+struct Sum {
+  std::uint64_t value = 0;
+  std::uint64_t num_bytes = 0;  // of the message
+};
+
+// Returns the numbers of the messages that move, by peer, each peer's in their order.
+template <class Messages>
+std::vector<std::size_t> order_of(const Messages& messages) {
+  std::vector<std::size_t> order(messages.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::erase_if(order, [&](std::size_t i) { return messages[i].num_bytes == 0; });
+  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return messages[i].peer; });
+  return order;
+}
+
+// Appends a message to or from each peer: its part of `sums`, which have this order.
+template <class Message>
+void add_sums(std::vector<Message>& messages, const std::vector<std::size_t>& order, std::vector<Sum>& sums) {
+  for (std::size_t first = 0; first < order.size();) {
+    const int peer = messages[order[first]].peer;
+    std::size_t end = first;
+    while (end < order.size() && messages[order[end]].peer == peer) ++end;
+    Message message;
+    message.peer = peer;
+    message.data = reinterpret_cast<std::byte*>(&sums[first]);
+    message.num_bytes = (end - first) * sizeof(Sum);
+    messages.push_back(message);
+    first = end;
+  }
+}
+
+class CheckedTransport final : public Transport {
+ public:
+  explicit CheckedTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {
+    check_argument(!inner_->is_stream_ordered(), "inner: expected a transport on the host, got one of a GPU");
+  }
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
+             StreamView stream) override {
+    num_transfers_ = 0;
+    inner_->begin(call, peers, timeout, stream);
+  }
+
+  std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs,
+                                  StreamView stream) override {
+    auto transfer = std::make_unique<CheckedTransfer>(num_transfers_++, recvs);
+    std::vector<Send> sent(sends.begin(), sends.end());
+    const std::vector<std::size_t> order = order_of(sends);
+    std::vector<Sum>& sums = transfer->sent;
+    sums.resize(order.size());
+    const Send* last = nullptr;  // what goes to several ranks is summed once, if it is the only message to each
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const Send& send = sends[order[i]];
+      const bool is_same = last != nullptr && send.data == last->data && send.num_bytes == last->num_bytes;
+      sums[i] = is_same ? sums[i - 1] : Sum{checksum(send.data, send.num_bytes), send.num_bytes};
+      last = &send;
+    }
+    add_sums(sent, order, sums);
+    std::vector<Recv> received = transfer->recvs;
+    add_sums(received, transfer->order, transfer->sums);
+    transfer->inner = inner_->start(sent, received, stream);
+    return transfer;
+  }
+
+  void begin_group() override { inner_->begin_group(); }
+  void end_group(StreamView stream) override { inner_->end_group(stream); }
+  void check() override { inner_->check(); }
+  void watch(DeferredCheck finding) override { inner_->watch(std::move(finding)); }
+  void finish() noexcept override { inner_->finish(); }
+  void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
+
+ private:
+  struct CheckedTransfer final : Transfer {
+    CheckedTransfer(int its_number, std::span<const Recv> its_recvs)
+        : number(its_number), recvs(its_recvs.begin(), its_recvs.end()), order(order_of(recvs)), sums(order.size()) {}
+
+    void wait(StreamView stream) override {
+      inner->wait(stream);
+      for (std::size_t i = 0; i < order.size(); ++i) check(recvs[order[i]], sums[i], order[i]);
+    }
+    void check(const Recv& recv, const Sum& sum, std::size_t message) const {
+      const std::byte* data = recv.place != nullptr ? *recv.place : recv.data;
+      const bool has_length = recv.is_upper_bound ? sum.num_bytes <= recv.num_bytes : sum.num_bytes == recv.num_bytes;
+      if (has_length && checksum(data, sum.num_bytes) == sum.value) return;
+      throw TransportError(concat("corrupted bytes from rank ", recv.peer, ": message ", message, " of transfer ",
+                                  number, ", of ", recv.num_bytes,
+                                  " bytes, has another checksum than when it was sent"));
+    }
+
+    const int number;  // in its call
+    const std::vector<Recv> recvs;
+    const std::vector<std::size_t> order;  // of `recvs`
+    std::vector<Sum> sums;                 // that arrive, in this order
+    std::vector<Sum> sent;
+    std::unique_ptr<Transfer> inner;  // first to go: it borrows the memory above
+  };
+
+  const std::unique_ptr<Transport> inner_;
+  int num_transfers_ = 0;  // of the call
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_checked_transport(std::unique_ptr<Transport> inner) {
+  return std::make_unique<CheckedTransport>(std::move(inner));
+}
+
+}  // namespace zcomm

@@ -1,0 +1,239 @@
+// Tests of checked transports: every planted fault is found, and calls have the same bits as without.
+#include "zcomm/checked_transport.hpp"
+
+#include <random>
+
+#include "calls.hpp"
+#include "ranks.hpp"
+#include "values.hpp"
+#include "zcomm/error.hpp"
+
+namespace zcomm {
+namespace {
+
+constexpr std::chrono::seconds kTimeout(60);
+const HopFormats kFormats = HopFormats::parse("int8:128/int4:128");
+
+// Flips a bit of one received message, checksums included, after it has arrived.
+struct Fault {
+  std::size_t message = 0;  // the number of the received message
+  std::uint64_t bit = 0;    // modulo its bits
+  bool is_planted = false;
+};
+
+class FaultyTransport final : public Transport {
+ public:
+  // Counts messages in `num_received`; both may be null.
+  FaultyTransport(std::unique_ptr<Transport> inner, Fault* fault, std::size_t* num_received)
+      : inner_(std::move(inner)), fault_(fault), num_received_(num_received) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
+             StreamView stream) override {
+    inner_->begin(call, peers, timeout, stream);
+  }
+  std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs,
+                                  StreamView stream) override {
+    auto transfer = std::make_unique<FaultyTransfer>();
+    for (const Recv& recv : recvs) {
+      if (recv.num_bytes == 0) continue;
+      if (fault_ != nullptr && next_ == fault_->message) transfer->hit = recv;
+      ++next_;
+    }
+    if (num_received_ != nullptr) *num_received_ = next_;
+    transfer->fault = fault_;
+    transfer->inner = inner_->start(sends, recvs, stream);
+    return transfer;
+  }
+  void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
+
+ private:
+  struct FaultyTransfer final : Transfer {
+    void wait(StreamView stream) override {
+      inner->wait(stream);
+      if (!hit) return;
+      const std::uint64_t bit = fault->bit % (8 * hit->num_bytes);
+      hit->data[bit / 8] ^= std::byte{1} << (bit % 8);
+      fault->is_planted = true;
+    }
+    Fault* fault = nullptr;
+    std::optional<Recv> hit;
+    std::unique_ptr<Transfer> inner;
+  };
+
+  const std::unique_ptr<Transport> inner_;
+  Fault* const fault_;
+  std::size_t* const num_received_;
+  std::size_t next_ = 0;
+};
+
+// Makes all four calls on a rank of two nodes, and returns the bytes of their results.
+constexpr int kNumCalls = 4;
+std::vector<float> call(Communicator& communicator, int which) {
+  const int size = communicator.size();
+  constexpr std::int64_t kSlot = 1000;
+  std::vector<float> in = test::random_tensors(size, kSlot * size, 5)[static_cast<std::size_t>(communicator.rank())];
+  std::vector<float> out(in.size());
+  const auto slots = split(test::view(in), size, kSlot);
+  const std::vector<ConstTensorView> inputs(slots.begin(), slots.end());
+  const auto outputs = split(test::view(out), size, kSlot);
+  if (which == 0) test::all_gather(communicator, slots[0], outputs, BlockFormat::parse("int8:128"), kTimeout);
+  if (which == 1) test::reduce_scatter(communicator, inputs, outputs[0], kFormats, 0.5f, kTimeout);
+  if (which == 2) test::all_to_all(communicator, inputs, outputs, kFormats, kTimeout);
+  if (which == 3) {
+    out = in;
+    test::all_reduce(communicator, test::view(out), kFormats, 1, kTimeout);
+  }
+  return out;
+}
+
+const std::vector<int> kNodes{0, 0, 1, 1};
+
+// Runs a call with checked transports. A rank whose call throws has its text instead of a result.
+struct Outcome {
+  std::vector<std::vector<float>> results;
+  std::vector<std::string> errors;
+  std::vector<std::size_t> num_received;
+};
+Outcome run(int which, int faulty_rank = -1, Fault* fault = nullptr) {
+  const std::size_t size = kNodes.size();
+  Outcome outcome{std::vector<std::vector<float>>(size), std::vector<std::string>(size),
+                  std::vector<std::size_t>(size)};
+  std::vector<std::unique_ptr<Communicator>> communicators;
+  for (auto& transport : make_local_transports(static_cast<int>(size))) {
+    const int rank = transport->rank();
+    auto faulty = std::make_unique<FaultyTransport>(std::move(transport), rank == faulty_rank ? fault : nullptr,
+                                                    &outcome.num_received[static_cast<std::size_t>(rank)]);
+    communicators.push_back(std::make_unique<Communicator>(make_checked_transport(std::move(faulty)), Topology(kNodes),
+                                                           make_cpu_codec(), make_host_workspace(), 1024));
+  }
+  test::run_ranks(static_cast<int>(size), [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    try {
+      outcome.results[r] = call(*communicators[r], which);
+    } catch (const TransportError& error) {
+      outcome.errors[r] = error.what();
+    }
+  });
+  return outcome;
+}
+
+}  // namespace
+
+TEST_CASE("checksums: every bit, the length and the order of words count") {
+  std::mt19937_64 random(1);
+  for (const std::size_t num_bytes : {1, 7, 8, 63, 64, 65, 200}) {
+    std::vector<std::byte> bytes(num_bytes);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    const std::uint64_t right = checksum(bytes.data(), num_bytes);
+    CHECK(checksum(bytes.data(), num_bytes) == right);
+    for (std::size_t bit = 0; bit < 8 * num_bytes; ++bit) {
+      bytes[bit / 8] ^= std::byte{1} << (bit % 8);
+      if (checksum(bytes.data(), num_bytes) == right) FAIL("bit ", bit, " of ", num_bytes, " bytes does not count");
+      bytes[bit / 8] ^= std::byte{1} << (bit % 8);
+    }
+    for (std::size_t a = 0; a + 16 <= num_bytes; a += 8) {
+      std::vector<std::byte> swapped = bytes;
+      std::swap_ranges(swapped.begin() + static_cast<std::ptrdiff_t>(a),
+                       swapped.begin() + static_cast<std::ptrdiff_t>(a) + 8,
+                       swapped.begin() + static_cast<std::ptrdiff_t>(a) + 8);
+      CHECK(checksum(swapped.data(), num_bytes) != right);
+    }
+  }
+  const std::vector<std::byte> zeros(300);
+  std::vector<std::uint64_t> sums;
+  for (std::size_t i = 0; i <= zeros.size(); ++i) sums.push_back(checksum(zeros.data(), i));
+  std::ranges::sort(sums);
+  CHECK(std::ranges::adjacent_find(sums) == sums.end());
+}
+
+TEST_CASE("checksums: 100,000 random faults of up to 16 bits are found") {
+  std::mt19937_64 random(2);
+  std::vector<std::byte> bytes(5003);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  const std::uint64_t right = checksum(bytes.data(), bytes.size());
+  int num_planted = 0;
+  for (int fault = 0; fault < 100000; ++fault) {
+    std::vector<std::size_t> flipped;
+    for (std::uint64_t i = random() % 16 + 1; i > 0; --i) {
+      const std::size_t bit = random() % (8 * bytes.size());
+      if (std::ranges::find(flipped, bit) == flipped.end()) flipped.push_back(bit);
+    }
+    const auto flip = [&] {
+      for (const std::size_t bit : flipped) bytes[bit / 8] ^= std::byte{1} << (bit % 8);
+    };
+    flip();
+    num_planted += flipped.empty() ? 0 : 1;
+    if (checksum(bytes.data(), bytes.size()) == right) FAIL("fault ", fault, " is not found");
+    flip();
+  }
+  CHECK(num_planted == 100000);
+  CHECK(checksum(bytes.data(), bytes.size()) == right);
+}
+
+TEST_CASE("checked transports: calls have the same bits as without") {
+  for (int which = 0; which < kNumCalls; ++which) {
+    const Outcome checked = run(which);
+    auto communicators = test::make_communicators(kNodes, 1024);
+    test::run_ranks(static_cast<int>(kNodes.size()), [&](int rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      CHECK(checked.errors[r] == "");
+      CHECK(checked.results[r] == call(*communicators[r], which));
+    });
+  }
+}
+
+TEST_CASE(
+    "checked transports: each planted fault is an error that names the sender, on its rank and on those that wait") {
+  std::mt19937_64 random(3);
+  for (int which = 0; which < kNumCalls; ++which) {
+    const Outcome usual = run(which);
+    for (int trial = 0; trial < 60; ++trial) {
+      const auto faulty = static_cast<std::size_t>(random() % kNodes.size());
+      Fault fault{random() % usual.num_received[faulty], random()};
+      const Outcome outcome = run(which, static_cast<int>(faulty), &fault);
+      CHECK(fault.is_planted);
+      CHECK(outcome.errors[faulty].find("corrupted bytes from rank ") == 0);
+      for (std::size_t rank = 0; rank < kNodes.size(); ++rank) {
+        const bool is_right = outcome.errors[rank].empty()
+                                  ? outcome.results[rank] == usual.results[rank]
+                                  : outcome.errors[rank].find("corrupted bytes from rank ") != std::string::npos;
+        CHECK(is_right);
+      }
+    }
+  }
+}
+
+TEST_CASE("checked transports: a message of unknown length has its own, and several messages keep their order") {
+  for (const bool is_faulty : {false, true}) {
+    Fault fault{1, 900};
+    auto inner = make_local_transports(2);
+    test::run_ranks(2, [&](int rank) {
+      std::vector<std::byte> first(100, std::byte{1}), second(200, std::byte{2});
+      std::vector<std::byte> a(100), b(300);
+      const auto transport = make_checked_transport(std::make_unique<FaultyTransport>(
+          std::move(inner[static_cast<std::size_t>(rank)]), is_faulty && rank == 1 ? &fault : nullptr, nullptr));
+      if (rank == 0) {
+        const Send sends[] = {{1, first.data(), 100}, {1, nullptr, 0}, {1, second.data(), 200, true}};
+        transport->start(sends, {}, {})->wait({});
+        return;
+      }
+      const Recv recvs[] = {{0, a.data(), 100}, {0, nullptr, 0}, {0, b.data(), 300, true}};
+      const auto transfer = transport->start({}, recvs, {});
+      if (is_faulty) {
+        CHECK_THROWS_WITH_AS(transfer->wait({}),
+                             "corrupted bytes from rank 0: message 2 of transfer 0, of 300 bytes, has another checksum "
+                             "than when it was sent",
+                             TransportError);
+      } else {
+        transfer->wait({});
+        CHECK(a == first);
+        CHECK(std::vector(b.begin(), b.begin() + 200) == second);
+      }
+    });
+    CHECK(fault.is_planted == is_faulty);
+  }
+}
+
+}  // namespace zcomm

@@ -9,8 +9,8 @@
 
 namespace zcomm {
 
-// Returns a checksum of bytes. A change of eight bytes that begin at a multiple of eight always changes it, any other
-// change all but once in 2^64. It is no protection against an attacker.
+// Returns a checksum of bytes. A change by accident goes unnoticed with a probability of about 2^-32. An attacker can
+// make one. It is the hash of HostLosslessCodec, with the length.
 std::uint64_t checksum(const std::byte* data, std::size_t num_bytes);
 
 // Makes a transport whose messages carry checksums, over `inner`, which must move bytes on the host. All ranks must

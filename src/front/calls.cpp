@@ -80,16 +80,19 @@ Result settle(const std::set<nccl::Comm>& communicators) {
 // Lets all communicators of a group meet at the same time: other ranks may have them in another order, and may be ranks
 // of this thread.
 void meet_all(const std::vector<Queued>& queue) {
-  std::vector<Parent*> fresh;
+  std::vector<std::pair<Parent*, bool>> fresh;  // and whether an exchange is among its calls
   for (const Queued& each : queue) {
     Parent* const parent = each.parent.get();
-    if (!parent->has_met() && std::ranges::find(fresh, parent) == fresh.end()) fresh.push_back(parent);
+    if (parent->has_met()) continue;
+    auto found = std::ranges::find(fresh, parent, [](const auto& entry) { return entry.first; });
+    if (found == fresh.end()) found = fresh.insert(found, {parent, false});
+    found->second = found->second || is_exchange(each.request.collective);
   }
   std::vector<std::future<void>> meetings;
   for (std::size_t i = 1; i < fresh.size(); ++i) {
-    meetings.push_back(std::async(std::launch::async, [parent = fresh[i]] { parent->meet(); }));
+    meetings.push_back(std::async(std::launch::async, [entry = fresh[i]] { entry.first->meet(entry.second); }));
   }
-  if (!fresh.empty()) fresh[0]->meet();
+  if (!fresh.empty()) fresh[0].first->meet(fresh[0].second);
   for (std::future<void>& meeting : meetings) meeting.get();
 }
 

@@ -101,6 +101,7 @@ Reason Parent::decide(const Request& request) {
   if (request.wants_event) return Reason::event;
   if (state_ == State::one_node || size_ == 1) return Reason::one_node;
   if (state_ == State::refused) return Reason::no_meeting;
+  if (state_ == State::met && is_exchange(request.collective) && !has_all_pairs_) return Reason::no_pairs;
   if (state_ == State::met) return decide_met(request);
   return is_capturing({request.stream}) ? Reason::capture : Reason::compressed;
 }
@@ -176,6 +177,7 @@ std::string Parent::connect(const NcclUniqueId& unique_id, const Topology& topol
   NcclOptions options;
   options.unique_id = unique_id;
   options.rank = rank_;
+  options.peers = has_all_pairs_ ? topology.others(rank_) : topology.peers(rank_);
   options.agreement = settings().agreement();
   options.interruption = [fate = fate_] { return std::string(fate->is_aborted ? "it was aborted" : ""); };
   options.on_failure = [fate = fate_, text = where()](const std::string& reason) {
@@ -195,7 +197,8 @@ std::string Parent::connect(const NcclUniqueId& unique_id, const Topology& topol
 }
 
 // The ranks exchange who they are, connect, and vote on whether all have.
-void Parent::meet() {
+void Parent::meet(bool all_pairs) {
+  has_all_pairs_ = all_pairs || settings().asks_exchanges;
   const auto look = [this] {
     if (is_aborted()) throw TransportError("the communicator was aborted");
   };

@@ -39,7 +39,8 @@ class Parent {
 
   // Meets the other ranks, which must do the same. Blocks until all have come. If one of them cannot connect, all
   // calls stay exact on all of them, and one line on stderr says why. Throws Error where `comm` itself fails.
-  void meet();
+  // `all_pairs`: connects any two ranks, as exchanges need. So it does if the environment asks for exchanges.
+  void meet(bool all_pairs);
 
   // Queues a call that decide() compresses on its stream. Throws what Communicator::run() throws.
   void run(const Request& request);
@@ -91,6 +92,7 @@ class Parent {
   int num_nodes_ = 0;  // 0: not known
   std::optional<World> world_;
   State state_ = State::fresh;
+  bool has_all_pairs_ = false;
   std::string identity_;
   std::map<Key, Prepared> prepared_;
   mutable std::mutex mutex_;  // guards the pointer against abort()

@@ -58,6 +58,11 @@ struct Request {
   bool wants_event = false;  // that only NCCL records
 };
 
+// Tells whether a call sends bytes between any two ranks, and not only between those of gathers and reductions.
+constexpr bool is_exchange(Collective collective) {
+  return collective >= Collective::all_to_all && collective <= Collective::scatter;
+}
+
 // Tells whether a call's tensor is one slot, and not one of each rank.
 constexpr bool has_one_slot(Collective collective) {
   return collective == Collective::all_reduce || collective == Collective::broadcast;

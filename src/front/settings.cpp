@@ -117,6 +117,7 @@ Settings read_settings() {
     HopFormats& formats = read.formats[static_cast<std::size_t>(collective)];
     if (const std::string text = text_of(variable); !text.empty()) formats = parse_formats(variable, collective, text);
     read.is_asked = read.is_asked || !formats.is_exact();
+    read.asks_exchanges = read.asks_exchanges || (is_exchange(collective) && !formats.is_exact());
   };
   read_formats(Collective::all_gather, "ZCOMM_ALL_GATHER");
   read_formats(Collective::reduce_scatter, "ZCOMM_REDUCE_SCATTER");
@@ -126,6 +127,7 @@ Settings read_settings() {
   }
   if (const std::string path = text_of("ZCOMM_RULES"); !path.empty()) read.rules = read_rules(path);
   read.is_asked = read.is_asked || !read.rules.empty();
+  for (const Rule& rule : read.rules) read.asks_exchanges = read.asks_exchanges || is_exchange(rule.collective);
   read_number("ZCOMM_MIN_BYTES", std::size_t{0}, read.min_bytes);
   read.chunk_bytes = kDefaultGpuChunkBytes;
   read_number("ZCOMM_CHUNK_BYTES", std::size_t{1}, read.chunk_bytes);

@@ -37,7 +37,8 @@ struct Settings {
   int node_size = 0;  // ranks per node, in the order of each communicator; 0: ranks of one host are a node
   bool logs = false;
   std::string stats_file;
-  bool is_asked = false;     // by the environment
+  bool is_asked = false;  // by the environment
+  bool asks_exchanges = false;
   bool is_possible = false;  // the build and NCCL can compress
 
   // Returns all that ranks must have alike.

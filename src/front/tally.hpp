@@ -23,11 +23,12 @@ enum class Reason : unsigned char {
   capture,     // a graph records it, and the same call was not made on that stream before
   one_node,    // all ranks are in one node
   no_meeting,  // the ranks could not connect a second time
+  no_pairs,    // an exchange, for which not all ranks are connected
   format,      // the format does not take this shape
 };
-inline constexpr std::array<std::string_view, 12> kReasonNames{"compressed", "collective", "format_exact", "dtype",
-                                                               "operation",  "in_place",   "min_bytes",    "event",
-                                                               "capture",    "one_node",   "no_meeting",   "format"};
+inline constexpr std::array<std::string_view, 13> kReasonNames{
+    "compressed", "collective", "format_exact", "dtype",      "operation", "in_place", "min_bytes",
+    "event",      "capture",    "one_node",     "no_meeting", "no_pairs",  "format"};
 
 class Tally {
  public:

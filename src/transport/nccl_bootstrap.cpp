@@ -1,6 +1,8 @@
 // Meeting of the ranks of a communicator that the caller owns.
 #include <memory>
+#include <mutex>
 #include <thread>
+#include <vector>
 
 #include "cuda/owned.hpp"
 #include "transport/nccl_symbols.hpp"
@@ -31,6 +33,20 @@ bool is_launched(nccl::Comm communicator) {
   return state == Result::success;
 }
 
+// What an all-gather that has failed may still read and write.
+struct LeftBehind {
+  std::unique_ptr<Slot> own;
+  std::unique_ptr<DeviceBytes> memory;
+};
+
+// Keeps it for good, where leak checkers see it: the all-gather's communicator is not ours to end.
+void leave_behind(LeftBehind left) {
+  static std::mutex& mutex = *new std::mutex;
+  static std::vector<LeftBehind>& all = *new std::vector<LeftBehind>;
+  const std::lock_guard lock(mutex);
+  all.push_back(std::move(left));
+}
+
 // Gathers the slots of all ranks, in memory of the current device. `keep_waiting` throws when that takes too long.
 void gather(nccl::Comm communicator, std::vector<Slot>& slots, int rank, const std::function<void()>& keep_waiting) {
   const auto wait = [&](auto&& is_over) {
@@ -52,9 +68,7 @@ void gather(nccl::Comm communicator, std::vector<Slot>& slots, int rank, const s
     check_cuda(cudaMemcpyAsync(slots.data(), on_device, num_bytes, cudaMemcpyDeviceToHost, stream), "copy");
     check_cuda(cudaStreamSynchronize(stream), "finish the work of a stream");
   } catch (...) {
-    // Leaves memory and stream behind: the all-gather may still be under way, and its communicator's owner ends it.
-    static_cast<void>(memory.release());  // NOLINT(bugprone-unused-return-value): left behind
-    static_cast<void>(own.release());     // NOLINT(bugprone-unused-return-value): left behind
+    leave_behind({std::move(own), std::move(memory)});  // and the stream
     throw;
   }
   check_cuda(cudaStreamDestroy(stream), "destroy a stream");

@@ -78,6 +78,38 @@ TEST_CASE("front: compressed calls have the bits of zcomm's communicator") {
   }
 }
 
+// Only the root has both buffers.
+TEST_CASE("front process: roots" * doctest::skip()) {
+  const Case broadcast{Collective::broadcast, 3000}, gather{Collective::gather, 3000},
+      scatter{Collective::scatter, 3000};
+  const auto right_of_broadcast = compressed(broadcast), right_of_gather = compressed(gather);
+  const auto right_of_scatter = compressed(scatter);
+  test::run_program(kSize, [&](int rank, Comm comm, const Stream& stream) {
+    const auto r = static_cast<std::size_t>(rank);
+    const bool is_root = rank == broadcast.root;
+    const test::DeviceArray<std::uint8_t> own(12000), all(48000);
+    own.set(input_of(broadcast, rank), stream);
+    require_nccl(nccl::ncclBcast(own.data(), 3000, test::kFloat32, broadcast.root, comm, stream));
+    CHECK(own.get(stream) == right_of_broadcast[r]);
+    own.set(input_of(gather, rank), stream);
+    require_nccl(
+        nccl::ncclGather(own.data(), is_root ? all.data() : nullptr, 3000, test::kFloat32, gather.root, comm, stream));
+    if (is_root) CHECK(all.get(stream) == right_of_gather[r]);
+    all.set(input_of(scatter, rank), stream);
+    require_nccl(nccl::ncclScatter(is_root ? all.data() : nullptr, own.data(), 3000, test::kFloat32, scatter.root, comm,
+                                   stream));
+    CHECK(own.get(stream) == right_of_scatter[r]);
+    CHECK(nccl::ncclBcast(own.data(), 3000, test::kFloat32, kSize, comm, stream) == Result::invalid_argument);
+  });
+}
+
+TEST_CASE("front: ranks that are not the root need one buffer, and NCCL answers a wrong root") {
+  const std::string stats = test::stats_of("front process: roots", kAsked);
+  CHECK(count_of(stats, "\"broadcast\": {\"calls\": {\"compressed\": 1, \"format\": 1}") == kSize);
+  CHECK(count_of(stats, "\"gather\": {\"calls\": {\"compressed\": 1}") == kSize);
+  CHECK(count_of(stats, "\"scatter\": {\"calls\": {\"compressed\": 1}") == kSize);
+}
+
 TEST_CASE("front process: calls that stay exact" * doctest::skip()) {
   test::NoTraces no_traces;
   test::run_program(kSize, [&](int rank, Comm comm, const Stream& stream) {
@@ -196,8 +228,6 @@ TEST_CASE("front: groups of exact and compressed calls, nested, on several commu
 }
 
 TEST_CASE("front process: one thread has all ranks" * doctest::skip()) {
-  const Case the_case{Collective::all_reduce, 3000};
-  const auto right = compressed(the_case);
   const NcclUniqueId id = test::new_id();
   test::NoTraces no_traces;
   std::vector<std::unique_ptr<test::ProgramComm>> comms(kSize);
@@ -205,7 +235,10 @@ TEST_CASE("front process: one thread has all ranks" * doctest::skip()) {
     const CudaDeviceGuard device(rank);
     comms[static_cast<std::size_t>(rank)] = std::make_unique<test::ProgramComm>(id, rank, kSize, true);
   });
-  for (int turn = 0; turn < 2; ++turn) {
+  for (const Collective kind :
+       {Collective::all_reduce, Collective::all_reduce, Collective::broadcast, Collective::all_to_all}) {
+    const Case the_case{kind, 3000};
+    const auto right = compressed(the_case);
     std::vector<std::unique_ptr<Stream>> streams;
     std::vector<std::unique_ptr<Buffers>> buffers;
     for (int rank = 0; rank < kSize; ++rank) {
@@ -223,6 +256,7 @@ TEST_CASE("front process: one thread has all ranks" * doctest::skip()) {
 TEST_CASE("front: one thread may have several ranks, in a group") {
   const std::string stats = test::stats_of("front process: one thread has all ranks", kAsked);
   CHECK(count_of(stats, "\"all_reduce\": {\"calls\": {\"compressed\": 2}") == kSize);
+  CHECK(count_of(stats, "\"all_to_all\": {\"calls\": {\"compressed\": 1}") == kSize);
 }
 
 TEST_CASE("front process: captures" * doctest::skip()) {
@@ -285,6 +319,35 @@ TEST_CASE("front process: a call with a configuration" * doctest::skip()) {
     require_nccl(nccl::ncclAllReduceConfig(from.data(), to.data(), the_case.count, test::kFloat32, test::kSum, comm,
                                            stream, &config));
   });
+}
+
+TEST_CASE("front process: exchanges by their own configuration" * doctest::skip()) {
+  const Case exchange{Collective::all_to_all, 3000}, reduction{Collective::all_reduce, 3000};
+  const auto right = compressed(exchange);
+  const bool reduces_first = std::getenv("ZCOMM_ALL_REDUCE") != nullptr;
+  test::run_program(kSize, [&](int rank, Comm comm, const Stream& stream) {
+    const Buffers buffers(reduction, rank, stream);
+    if (reduces_first) require_nccl(buffers.call(comm, stream));
+    const test::DeviceArray<std::uint8_t> from(48000), to(48000);
+    from.set(input_of(exchange, rank), stream);
+    nccl::ConfigExt ours{nullptr, front::kVendorId, front::kFormatsOption, {}};
+    ours.value.text = "int8:128/int4:128";
+    nccl::CollConfig config;
+    config.size = sizeof(config);
+    config.ext = &ours;
+    require_nccl(nccl::ncclAlltoAllConfig(from.data(), to.data(), 3000, test::kFloat32, comm, stream, &config));
+    const bool is_compressed = to.get(stream) == right[static_cast<std::size_t>(rank)];
+    CHECK(is_compressed != reduces_first);
+  });
+}
+
+TEST_CASE("front: an exchange that asks for itself alone is compressed if all ranks are connected") {
+  constexpr const char* kProcess = "front process: exchanges by their own configuration";
+  const std::string first = test::stats_of(kProcess, {"ZCOMM_NODE_SIZE=2", "ZCOMM_MIN_BYTES=0"});
+  CHECK(count_of(first, "\"all_to_all\": {\"calls\": {\"compressed\": 1}") == kSize);
+  const std::string later =
+      test::stats_of(kProcess, {"ZCOMM_NODE_SIZE=2", "ZCOMM_MIN_BYTES=0", "ZCOMM_ALL_REDUCE=int8:128/int4:128"});
+  CHECK(count_of(later, "\"all_to_all\": {\"calls\": {\"no_pairs\": 1}") == kSize);
 }
 
 // NCCL reads a configuration during the call, so a program may free it before the group ends.

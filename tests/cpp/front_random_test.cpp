@@ -45,6 +45,11 @@ std::vector<Case> cases_of(const Schedule& schedule, const test::Step& step) {
     case Action::broadcast:
       return {made(Collective::reduce_scatter), made(Collective::all_reduce, test::kMax), made(Collective::all_gather),
               made(Collective::all_to_all), made(Collective::broadcast)};
+    case Action::replay: {
+      constexpr Collective kReplayed[] = {Collective::all_reduce, Collective::all_to_all, Collective::broadcast,
+                                          Collective::gather};
+      return {made(kReplayed[count / 2 % 4])};
+    }
     default:
       return {made(Collective::all_reduce)};
   }

@@ -22,6 +22,8 @@ ZCOMM_NCCL_FUNCTIONS(ZCOMM_DECLARE)
 Result ncclReduceScatter(const void*, void*, std::size_t, unsigned, unsigned, Comm, Stream);
 Result ncclAllReduce(const void*, void*, std::size_t, unsigned, unsigned, Comm, Stream);
 Result ncclAlltoAll(const void*, void*, std::size_t, unsigned, Comm, Stream);
+Result ncclAlltoAllConfig(const void*, void*, std::size_t, unsigned, Comm, Stream, const CollConfig*);
+Result ncclBcast(void*, std::size_t, unsigned, int, Comm, Stream);
 Result ncclBroadcast(const void*, void*, std::size_t, unsigned, int, Comm, Stream);
 Result ncclGather(const void*, void*, std::size_t, unsigned, int, Comm, Stream);
 Result ncclScatter(const void*, void*, std::size_t, unsigned, int, Comm, Stream);

@@ -80,6 +80,16 @@ def test_ranks_that_compress_differently() -> None:
         assert "fp8:128" in text and "int8:128" in text, text
 
 
+def test_checksums_are_refused() -> None:
+    def body() -> None:
+        values = on_device(torch.ones(NUM))
+        for call in (Gather(NUM), lambda: dist.send(values, 1 - dist.get_rank())):
+            with pytest.raises(ValueError, match="verify: expected False for a tensor on a GPU, got True"):
+                call()
+
+    run(body, 2, options=zcomm.Options(verify=True, exchanges="int8:128", min_bytes=0))
+
+
 def test_a_peer_that_is_killed() -> None:
     def body() -> str:
         gather = used()

@@ -151,8 +151,6 @@ def _make_nccl(store: Any, rank: int, size: int, options: Any) -> Any:
             "LD_PRELOAD: expected no front of NCCL beside the backend 'zcomm', got one that compresses exact calls, as "
             f"{', '.join(asked)} asks: unset LD_PRELOAD, or set zcomm.Options instead of variables"
         )
-    if options.verify:
-        raise ValueError("verify: expected False for tensors on GPUs, got True: messages over NCCL have no checksums")
     if not dist.is_nccl_available():
         raise RuntimeError("this torch was built without NCCL, which carries the exact calls on CUDA tensors")
     nccl_options = options.of_nccl or _nccl_options()(is_high_priority_stream=_c10d.has_high_priority())

@@ -76,6 +76,7 @@ Verdict CompressedCalls::decide(Request& request) {
   if (policy.exact_because) return *policy.exact_because;
   const Verdict verdict = zcomm::decide(policy, call, size_);
   enforce_strict(policy, call, verdict);
+  if (verdict == Verdict::compressed) options_->check_device(call.on_host);
   const bool is_choice =
       verdict == Verdict::compressed && policy.choice == Choice::automatic && !is_exchange(call.collective);
   if (!is_choice) return verdict;

@@ -26,9 +26,16 @@ struct ZcommOptions : ::c10d::Backend::Options {
   Policy policy;
   std::optional<int> node_size;          // ranks per node, in rank order; empty: found from the launcher or the host
   std::optional<int> chunk_bytes;        // empty: kDefaultChunkBytes, or on a GPU kDefaultGpuChunkBytes
-  bool verify = false;                   // wires carry checksums
+  bool verify = false;                   // messages carry checksums
   std::int64_t sample_errors_every = 0;  // no option: calls of a site from one sample to the next; 0: none
   std::string decisions;                 // a file that Choice::automatic decides by; empty: it measures
+
+  // Throws ValueError if an option does not support compressed calls of tensors there.
+  void check_device(bool on_host) const {
+    TORCH_CHECK_VALUE(
+        !verify || on_host,
+        "zcomm: verify: expected False for a tensor on a GPU, got True: messages over NCCL have no checksums");
+  }
 };
 
 // Table of options: calls visit(name, pointer to the member) for each. Members of Policy can be overridden. Arguments,

@@ -26,6 +26,11 @@ constexpr int kCompressedTags = 0x40000000;
 // Behind the wire of a message, with the option `verify`.
 constexpr std::size_t kChecksumBytes = sizeof(std::uint64_t);
 
+class CorruptedMessage final : public TransportError {
+ public:
+  CorruptedMessage() : TransportError("corrupted bytes: they have another checksum than when they were sent") {}
+};
+
 // Describes a message without its ranks, as a rank that receives from any does not know them.
 std::string content_of(const at::Tensor& tensor, const std::optional<BlockFormat>& format, int tag) {
   return " tag " + std::to_string(tag) + ": " + std::to_string(tensor.numel()) + " " +
@@ -112,8 +117,10 @@ class SendRecv::MessageWork final : public ::c10d::Work {
       if (!*differs_) decode();
     } catch (const std::exception& failed) {
       error = std::current_exception();
+      const bool has_moved = dynamic_cast<const CorruptedMessage*>(&failed) != nullptr;
       if (!signature_.empty())
-        error = all_.errors_.record(TransportError(signature_ + " did not move: " + failed.what()));
+        error =
+            all_.errors_.record(TransportError(signature_ + (has_moved ? ": " : " did not move: ") + failed.what()));
     }
     if (*differs_) error = all_.failure();
     finish(std::move(error));
@@ -184,7 +191,10 @@ std::optional<BlockFormat> SendRecv::format_of(const at::Tensor& tensor, int pee
   const bool keeps_all =
       format.kind == ElementKind::exact || (format.kind == ElementKind::bf16 && tensor.element_size() == 2);
   if (keeps_all || !call.floating_point || is_small) return std::nullopt;
-  if (call.dtype && call.contiguous) return format;
+  if (call.dtype && call.contiguous) {
+    options_->check_device(tensor.is_cpu());
+    return format;
+  }
   TORCH_CHECK(!policy.strict, "zcomm: strict=True, but a message of ", call.num_bytes,
               " bytes would be sent uncompressed: expected a contiguous float32, bfloat16 or float16 tensor, got ",
               tensor.scalar_type(), " with strides ", tensor.strides());
@@ -237,7 +247,7 @@ void SendRecv::decode(const Message& message) {
     const std::size_t num_bytes = message.wire.nbytes() - kChecksumBytes;
     std::uint64_t sum = 0;
     std::memcpy(&sum, wire + num_bytes, sizeof(sum));
-    if (checksum(wire, num_bytes) != sum) throw TransportError("its bytes are corrupted");
+    if (checksum(wire, num_bytes) != sum) throw CorruptedMessage();
   }
   const Decode job{{wire, message.format, values.dtype}, values};
   codec_of(message.values).decode({&job, 1}, current_view(message.values.device()));
@@ -273,7 +283,7 @@ WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, in
       auto& [calls, bytes, wire_bytes] = sent_[peer];
       ++calls;
       bytes += tensor.nbytes();
-      wire_bytes += moved[0].nbytes();
+      wire_bytes += moved[0].nbytes() - (options_->verify ? kChecksumBytes : 0);
     }
   } else {
     compressed_.count_message(tensors);

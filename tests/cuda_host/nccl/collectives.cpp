@@ -88,6 +88,7 @@ Result reduce(const void* from, std::size_t stride, void* to, std::size_t count,
 // Sends parts of the root to all others, or theirs to the root: parts that are a stride apart.
 Result with_root(bool root_sends, void* parts, std::size_t stride, std::size_t num_bytes, int root,
                  const char* function, Comm comm, Stream stream) {
+  if (root < 0 || root >= comm->size) return Result::invalid_argument;
   ncclGroupStart();
   for (int peer = 0; peer < comm->size; ++peer) {
     if (peer == comm->rank || (comm->rank != root && peer != root)) continue;
@@ -105,11 +106,8 @@ Result copy_own(void* to, const void* from, std::size_t num_bytes, Stream stream
              : Result::unhandled_cuda_error;
 }
 
-}  // namespace
-
-extern "C" {
-
-Result ncclAlltoAll(const void* from, void* to, std::size_t count, unsigned type, Comm comm, Stream stream) {
+// A library's own calls do not go through functions that others may replace.
+Result all_to_all(const void* from, void* to, std::size_t count, unsigned type, Comm comm, Stream stream) {
   if (from == to) return Result::invalid_argument;
   const std::size_t bytes = count * bytes_of_type(type);
   const std::size_t own = static_cast<std::size_t>(comm->rank) * bytes;
@@ -117,12 +115,34 @@ Result ncclAlltoAll(const void* from, void* to, std::size_t count, unsigned type
                         [=] { std::memcpy(writable(to) + own, writable(from) + own, bytes); });
 }
 
-Result ncclBroadcast(const void* from, void* to, std::size_t count, unsigned type, int root, Comm comm, Stream stream) {
+Result broadcast(const void* from, void* to, std::size_t count, unsigned type, int root, Comm comm, Stream stream) {
   const std::size_t bytes = count * bytes_of_type(type);
   if (comm->rank == root) {
     if (const Result copied = copy_own(to, from, bytes, stream); copied != Result::success) return copied;
   }
   return with_root(true, to, 0, bytes, root, "ncclBroadcast", comm, stream);
+}
+
+}  // namespace
+
+extern "C" {
+
+Result ncclAlltoAll(const void* from, void* to, std::size_t count, unsigned type, Comm comm, Stream stream) {
+  return all_to_all(from, to, count, type, comm, stream);
+}
+
+Result ncclAlltoAllConfig(const void* from, void* to, std::size_t count, unsigned type, Comm comm, Stream stream,
+                          const CollConfig* config) {
+  if (config->size != sizeof(CollConfig) || config->magic != zcomm::nccl::kMagic) return Result::invalid_argument;
+  return all_to_all(from, to, count, type, comm, stream);
+}
+
+Result ncclBroadcast(const void* from, void* to, std::size_t count, unsigned type, int root, Comm comm, Stream stream) {
+  return broadcast(from, to, count, type, root, comm, stream);
+}
+
+Result ncclBcast(void* data, std::size_t count, unsigned type, int root, Comm comm, Stream stream) {
+  return broadcast(data, data, count, type, root, comm, stream);
 }
 
 Result ncclGather(const void* from, void* to, std::size_t count, unsigned type, int root, Comm comm, Stream stream) {
@@ -161,7 +181,7 @@ Result ncclAllReduce(const void* from, void* to, std::size_t count, unsigned typ
 Result ncclAllReduceConfig(const void* from, void* to, std::size_t count, unsigned type, unsigned op, Comm comm,
                            Stream stream, const CollConfig* config) {
   if (config->size != sizeof(CollConfig) || config->magic != zcomm::nccl::kMagic) return Result::invalid_argument;
-  return ncclAllReduce(from, to, count, type, op, comm, stream);
+  return reduce(from, 0, to, count, type, op, "ncclAllReduceConfig", comm, stream);
 }
 
 }  // extern "C"

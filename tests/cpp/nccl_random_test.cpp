@@ -302,7 +302,7 @@ unsigned number_of(const char* variable, unsigned otherwise) {
   return text == nullptr ? otherwise : static_cast<unsigned>(std::strtoul(text, nullptr, 10));
 }
 
-constexpr unsigned kNumSchedules = test::kThreadSanitizer ? 100 : 200;
+constexpr unsigned kNumSchedules = test::kThreadSanitizer ? 40 : 200;
 
 }  // namespace
 

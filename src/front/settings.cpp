@@ -5,8 +5,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <mutex>
 #include <span>
 #include <sstream>
+#include <utility>
 
 #include "front/functions.hpp"
 #include "zcomm/cuda.hpp"
@@ -15,6 +17,10 @@
 
 namespace zcomm::front {
 namespace {
+
+void tell(const std::string& why_not) {
+  if (!why_not.empty()) std::fprintf(stderr, "zcomm's front of NCCL leaves every call exact: %s\n", why_not.c_str());
+}
 
 // Adds to an error what is wrong.
 template <class Parse>
@@ -148,13 +154,17 @@ const Settings& settings() {
       nccl::library(wheel_beside_front());
       read.is_possible = true;
     } catch (const Error& error) {
-      if (is_wrong || read.is_asked) {
-        std::fprintf(stderr, "zcomm's front of NCCL leaves every call exact: %s\n", error.what());
-      }
+      read.why_not = error.what();
     }
+    if (is_wrong || read.is_asked) tell(std::exchange(read.why_not, {}));
     return read;
   }());
   return ours;
+}
+
+void tell_impossible() {
+  static std::once_flag once;
+  std::call_once(once, [] { tell(settings().why_not); });
 }
 
 const char* formats_of_call(const nccl::CollConfig* config) {

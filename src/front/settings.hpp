@@ -40,6 +40,7 @@ struct Settings {
   bool is_asked = false;  // by the environment
   bool asks_exchanges = false;
   bool is_possible = false;  // the build and NCCL can compress
+  std::string why_not;       // that is_possible is false, if nobody has been told
 
   // Returns all that ranks must have alike.
   std::string agreement() const;
@@ -59,9 +60,14 @@ const Settings& settings();
 // Returns the text of the formats that a call asks for by itself, by a vendor option in its configuration; else null.
 const char* formats_of_call(const nccl::CollConfig* config);
 
+// Writes once on stderr why the formats that a call asks for by itself have no effect, if nothing was written before.
+void tell_impossible();
+
 // Tells whether a call is to be decided on. False for all calls of a program that asks for nothing.
 inline bool are_asked(const nccl::CollConfig* config) {
-  return settings().is_possible && (settings().is_asked || formats_of_call(config) != nullptr);
+  const bool asks = formats_of_call(config) != nullptr;
+  if (asks && !settings().is_possible) tell_impossible();
+  return settings().is_possible && (settings().is_asked || asks);
 }
 
 // Returns whether a call needs what only NCCL has: an event that it records.

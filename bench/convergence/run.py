@@ -7,7 +7,7 @@ python -m bench.convergence.run --docs docs/numerics.md     writes the table int
 python -m bench.convergence.run --steps 21 --seeds 1 --results out/noise.jsonl   the signal-to-noise ratios at the start
 python -m bench.convergence.run --quick --results out/quick.jsonl      two steps per run, for a look
 
-8 ranks, mostly in 2 nodes, train on the sources of the Python standard library. A step is that of FSDP2: it gathers
+Eight ranks train on the sources of the Python standard library, mostly in two nodes. As in FSDP2, a step gathers
 weights from float32 shards, computes the gradient of each rank's sequences, scatters the mean to the shards, and steps
 them with AdamW. zcomm.testing.LocalWorld runs both collectives with the real codecs and steps, and with threads for
 ranks. One thread computes the gradients, one rank after another, in float32, so that a run is deterministic and a pair

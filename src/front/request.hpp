@@ -58,7 +58,7 @@ struct Request {
   bool wants_event = false;  // that only NCCL records
 };
 
-// Tells whether a call sends bytes between any two ranks, and not only between those of gathers and reductions.
+// Tells whether any two ranks may exchange bytes. Gathers and reductions connect fewer pairs.
 constexpr bool is_exchange(Collective collective) {
   return collective >= Collective::all_to_all && collective <= Collective::scatter;
 }

@@ -177,8 +177,8 @@ void NcclCommunicator::split(const NcclOptions& options, nccl::Config config, co
   int size = 0;
   check(nccl_.CommCount(made, &size), kWhat);
   if (size != num_inside) {
-    throw TransportError(concat("node_ids: expected the same on all ranks, got ", num_inside,
-                                " ranks in the node of rank ", rank_, ", and ", size, " by those of its peers"));
+    throw TransportError(concat("node_ids: expected equal ones on all ranks, got a node of ", num_inside,
+                                " ranks on rank ", rank_, " where its peers have a node of ", size));
   }
 }
 

@@ -67,8 +67,8 @@ struct Config {
 
 inline constexpr int kNewestConfig = 23203;  // version of the release that Config follows
 
-// Returns the configuration as the nccl.h of this release initializes it. Releases after kNewestConfig get that of
-// kNewestConfig. NCCL does not read fields beyond `size`.
+// Returns the configuration as the nccl.h of this release initializes it. Later releases than kNewestConfig get the
+// configuration of kNewestConfig. NCCL does not read fields beyond `size`.
 //
 // Compared with the nccl.h of 2.18.1, 2.18.3, 2.21.5, 2.23.4, 2.26.2, 2.27.3, 2.27.7, 2.28.3, 2.28.7, 2.28.9, 2.29.2,
 // 2.29.3, 2.29.7, 2.30.3, 2.30.4, 2.30.7, 2.31.2 and 2.32.3.

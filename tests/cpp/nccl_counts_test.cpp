@@ -57,8 +57,8 @@ std::int64_t num_later_groups(Call call, bool is_hierarchical, std::int64_t num_
   return call == Call::scatter && num_chunks > 1 ? 2 : 1;
 }
 
-// Returns the groups that send inside the node, on a stream between two events. A gather sends a rank's own wires
-// there, and then those of other nodes.
+// Returns the groups that send inside the node, on a stream between two events. A gather first sends the rank's wires
+// there, then the wires of other nodes.
 std::int64_t num_inside(Call call, bool is_hierarchical, std::int64_t num_chunks) {
   if (!is_hierarchical) return 0;
   return call == Call::gather ? num_chunks + 1 : num_chunks;

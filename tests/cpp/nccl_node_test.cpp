@@ -93,7 +93,7 @@ TEST_CASE("nccl: an error of a node's communicator ends the group") {
   CHECK(nccl_host_live_communicators() == before);
 }
 
-// Rule: an abort frees memory, which waits for all kernels on the device: those of the other communicator, too.
+// Rule: an abort frees memory. Freeing waits for all kernels on the device, also for those of the other communicator.
 TEST_CASE("nccl: an abort ends transfers between nodes and inside, at once") {
   const NoTraces no_traces;
   const int before = nccl_host_live_communicators();
@@ -136,9 +136,10 @@ TEST_CASE("nccl: node_ids that are too few or differ between ranks are refused")
     CHECK_THROWS_WITH_AS(make_nccl_transport(options), "node_ids: expected 4 identifiers, got 3", ArgumentError);
     options.node_ids = rank == 0 ? std::vector{0, 0, 0, 1} : std::vector{0, 0, 1, 1};
     options.connect_timeout = 2s;
-    CHECK_THROWS_WITH_AS(make_nccl_transport(options),
-                         doctest::Contains(rank == 0 ? "expected the same on all ranks, got 3 ranks" : "rank"),
-                         TransportError);
+    CHECK_THROWS_WITH_AS(
+        make_nccl_transport(options),
+        doctest::Contains(rank == 0 ? "expected equal ones on all ranks, got a node of 3 ranks" : "rank"),
+        TransportError);
   });
 }
 

@@ -1,4 +1,4 @@
-"""A rank on each GPU, of which one is killed, stopped or out of memory while all make compressed calls. The others end
+"""Each GPU has a rank. One rank is killed, stopped or out of memory while all make compressed calls. The others end
 soon, with an error that names a rank or the time-out, and no process is left."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def outcomes(body: Any, num_nodes: int) -> list[Outcome]:
 
 
 def calling() -> str:
-    """Return the error that ends calls, of which many are under way at a time."""
+    """Return the error that ends calls. Many calls are under way at a time."""
     gather = Gather(NUM)
     return fails(lambda: [gather() for _ in range(CALLS)])
 

@@ -1,4 +1,7 @@
 // Ranks of a program that calls NCCL itself: with the front before it, over the NCCL of tests/cuda_host.
+//
+// The front reads its variables once in a process. So cases named "front process:" are skipped by default, and others
+// run them in processes of their own.
 #pragma once
 
 #include <cstdio>

@@ -11,6 +11,8 @@ from hypothesis import settings
 
 # With GPUs, autograd would have a thread for each in this process, and ranks that are forked from it could not use it.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# torch's stores look up the name of each peer's address: a name server that drops queries holds up each connection.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=5000, deadline=None)

@@ -189,7 +189,7 @@ def test_the_first_error_of_a_group_is_told_once() -> None:
                 gather(mine())
         return told
 
-    first, killed = collect(body, options=OPTIONS, grace=60)
+    first, killed = collect(body, options=OPTIONS)
     assert killed.exit_code == -signal.SIGKILL
     ((group, error),) = first.value
     assert group == "0" and "lost rank 1" in error
@@ -281,7 +281,7 @@ def test_debug_logs_that_a_call_failed() -> None:
             gather(mine())
         return lines
 
-    lines = collect(body, options=OPTIONS, grace=60)[0].value
+    lines = collect(body, options=OPTIONS)[0].value
     assert any(line.startswith("group '0' failed: ") and "lost rank 1" in line for line in lines)
     assert any("_all_gather_base: compressed" in line and ", failed after " in line for line in lines)
 

@@ -17,7 +17,7 @@ def test_worlds_report_failures() -> None:
         gather(mine())
 
     with pytest.raises(WorldError, match="only rank 0 is fine"):
-        run(body)
+        run(body, group_seconds=3.0)
 
 
 def test_ranks_may_use_threads_after_the_process_that_forks_them_has_computed() -> None:

@@ -191,3 +191,19 @@ class ProcessGroup(Backend):  # type: ignore[misc]
     def end_step(self) -> None: ...
     def step_decision(self) -> dict[str, Any] | None: ...
     def quantization_errors(self) -> list[dict[str, Any]]: ...
+
+class ElasticGroup(Backend):  # type: ignore[misc]
+    """Of torch 2.14 and later."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        options: Options,
+        handle: str,
+        make: Callable[[Any, Callable[[], None]], ProcessGroup],
+    ) -> None: ...
+    @property
+    def members(self) -> ProcessGroup | None: ...  # None before the first reconfigure()
+    def shutdown(self) -> None: ...
+    def perform_nocolor_split(self, device: Any) -> None: ...

@@ -34,6 +34,7 @@ class _Buckets:
         self._numbers: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._next = itertools.count()
         self.seen: set[str] = set()  # names
+        self.rank: int | None = None  # that the residuals are of
         # Of the last all-reduce of each bucket, by its index and its first parameter.
         self.plans: dict[tuple[int, int], _c10d.Operation] = {}
 
@@ -139,7 +140,11 @@ def _residual_key(
 ) -> str | None:
     """Return the bucket's key, or None the first time that the bucket is seen."""
     name = buckets.name_of(bucket)
-    key = f"{feedback.claim(buckets, 'DDP')}: {name}/rank {dist.get_rank()}"
+    owner, rank = feedback.claim(buckets, "DDP"), dist.get_rank()
+    if buckets.rank not in (None, rank):  # a residual leaves out what its rank keeps
+        feedback.forget(owner)
+    buckets.rank = rank
+    key = f"{owner}: {name}/rank {rank}"
     is_new = name not in buckets.seen
     buckets.seen.add(name)
     return None if is_new and not feedback.has(key) else key

@@ -146,9 +146,13 @@ class ErrorFeedback:
         while key in self._owners:
             key, number = f"{name}#{number}", number + 1
         self._owners[key] = owner
+        self.forget(key)
+        return key
+
+    def forget(self, key: str) -> None:
+        """Forget the residuals of an owner, but for those that were loaded and not used since."""
         owned = (f"{key}/", f"{key}:", f"{key},")
         self._start_over(lambda used: used.startswith(owned) and not self._residuals[used].is_loaded)
-        return key
 
     def has(self, key: str) -> bool:
         """Tell whether there is a residual, in use or loaded."""

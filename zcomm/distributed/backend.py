@@ -20,7 +20,7 @@ import zcomm._core as _core
 import zcomm._nccl as _nccl
 import zcomm._node as _node
 from zcomm._version import __version__
-from zcomm.distributed import _ddp, _states, decisions, environment, groups, hooks, rendezvous, threshold
+from zcomm.distributed import _ddp, _states, decisions, elastic, environment, groups, hooks, rendezvous, threshold
 from zcomm.distributed.binding import TORCH, _c10d
 from zcomm.distributed.options import OPTION_NAMES, Options
 from zcomm.distributed.overrides import tell_apart_what_is_traced
@@ -44,12 +44,6 @@ _SAME = "(zcomm.exact(), override(), in-place use: the same on all ranks?)"
 
 def create_backend(distributed: Any, pg_options: Any) -> Any:
     """Create the backend of a group; called by torch. ``distributed`` is its _DistributedBackendOptions."""
-    for asked in (distributed, pg_options):
-        if getattr(asked, "enable_reconfigure", False):  # of torch 2.14
-            raise ValueError(
-                "enable_reconfigure: not supported by the backend 'zcomm': a group keeps its ranks; "
-                "make a new group when ranks change"
-            )
     _ddp.watch_hooks()
     _states.keep_states_exact()
     groups.count_steps()
@@ -61,7 +55,15 @@ def create_backend(distributed: Any, pg_options: Any) -> Any:
     options._timeout = distributed.timeout
     options.group_name = distributed.group_id
     options.global_ranks_in_group = distributed.global_ranks_in_group
-    return _Group(_meeting_place(distributed), distributed.group_rank, distributed.group_size, options).make()
+    rank, size = distributed.group_rank, distributed.group_size
+    if any(getattr(asked, "enable_reconfigure", False) for asked in (distributed, pg_options)):  # torch 2.14
+        member = elastic.Member(elastic.address_of_interface() or _address_of_host(), options, _make_members)
+        return _c10d.ElasticGroup(rank, size, options, member.handle, member.make)
+    return _Group(_meeting_place(distributed), rank, size, options).make()
+
+
+def _make_members(store: Any, rank: int, size: int, options: Any) -> Any:
+    return _Group(store, rank, size, options, is_elastic=True).make()
 
 
 def _meeting_place(distributed: Any) -> Any:
@@ -194,7 +196,7 @@ def _warn_of_unread() -> None:
 class _Group:
     """One rank of a group: the Python callbacks of its backend, which is registered under this object."""
 
-    def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+    def __init__(self, store: Any, rank: int, size: int, options: Any, is_elastic: bool = False) -> None:
         if "traced" in f"{options.forms}{options.groups}":  # of a split, too
             tell_apart_what_is_traced()
         self._rank = rank
@@ -219,6 +221,7 @@ class _Group:
         self._nodes: list[int] = []  # by rank, after the handshake
         self._told: set[str] = set()
         self._steps = 0  # since the group was made, of the optimizer that count_steps() watches
+        self._is_elastic = is_elastic
 
     def make(self) -> Any:
         """Make and register the backend."""
@@ -227,7 +230,7 @@ class _Group:
             exact_cpu=_make_gloo(self._prefixed("exact"), self._rank, self._size, self._options, _devices(None)),
             options=self._options,
             agree=self._agree,
-            make_exact_cuda=lambda: _make_nccl(self._prefixed("exact-nccl"), self._rank, self._size, self._options),
+            make_exact_cuda=self._make_exact_cuda,
             make_transport_group=self._make_transport_group,
             meet_for_nccl=self._meet_for_nccl,
             message_store=self._prefixed("messages"),
@@ -298,8 +301,17 @@ class _Group:
         group = _make_gloo(PrefixStore("gloo", keys), self._rank, self._size, self._options, connections, threads=0)
         return group, len(connections), keys
 
+    def _make_exact_cuda(self) -> Any:
+        self._check_cpu()
+        return _make_nccl(self._prefixed("exact-nccl"), self._rank, self._size, self._options)
+
+    def _check_cpu(self) -> None:
+        if self._is_elastic:
+            raise RuntimeError("enable_reconfigure: expected CPU tensors, got some on a GPU")
+
     def _meet_for_nccl(self) -> tuple[bytes, PrefixStore]:
         """Return the id of the ranks' communicator, and a store. Raises on all ranks if one of them has no NCCL."""
+        self._check_cpu()
         if groups.use.rank == 0:
             _warn_of_unread()
         try:

@@ -19,7 +19,7 @@ import torch.distributed.distributed_c10d as distributed_c10d
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zcomm.distributed import environment
-from zcomm.distributed.binding import _c10d
+from zcomm.distributed.binding import TORCH, _c10d
 
 _log = logging.getLogger("zcomm")
 
@@ -54,6 +54,8 @@ def backend_of(group: dist.ProcessGroup | None = None) -> _c10d.ProcessGroup:
     backend = find_backend(group)
     if backend is None:
         backend_name = dist.get_backend(group)
+        if backend_name == "zcomm":
+            raise ValueError("group: expected reconfigure() before its first use, as it has enable_reconfigure")
         raise ValueError(
             f"group: expected the backend 'zcomm', as init_process_group('zcomm') has it, got {backend_name!r}"
         )
@@ -61,10 +63,12 @@ def backend_of(group: dist.ProcessGroup | None = None) -> _c10d.ProcessGroup:
 
 
 def find_backend(group: dist.ProcessGroup) -> _c10d.ProcessGroup | None:
-    """Return the zcomm backend of ``group``, or None."""
+    """Return the zcomm backend of ``group``, of its present members if they change; or None."""
     for device in group._device_types:
-        backend = group._get_backend(device)
+        backend: Any = group._get_backend(device)
         backend = getattr(backend, "wrapped_pg", backend)  # under TORCH_DISTRIBUTED_DEBUG=DETAIL
+        if TORCH >= (2, 14) and isinstance(backend, _c10d.ElasticGroup):
+            backend = backend.members
         if isinstance(backend, _c10d.ProcessGroup):
             return backend
     return None

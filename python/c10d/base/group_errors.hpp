@@ -17,6 +17,7 @@
 namespace zcomm::c10d_binding {
 
 inline constexpr const char* kAborted = "because the group was aborted";
+inline constexpr const char* kShutDown = "zcomm: the process group was shut down, or has other members now";
 
 inline bool is_out_of_memory(const std::exception& error) {
   return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||

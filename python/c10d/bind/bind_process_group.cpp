@@ -8,7 +8,7 @@
 #include "bind.hpp"
 #include "c10d/calls/nccl_rendezvous.hpp"
 #include "c10d/calls/operations.hpp"
-#include "c10d/group/process_group.hpp"
+#include "c10d/group/elastic_group.hpp"
 
 namespace zcomm::c10d_binding {
 namespace {
@@ -205,6 +205,17 @@ void bind_plans(GroupClass& group_class) {
            py::arg("site"), NoGil());
 }
 
+void bind_elastic_group([[maybe_unused]] py::module_& module) {
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  py::class_<ElasticGroup, c10::intrusive_ptr<ElasticGroup>, ::c10d::Backend>(module, "ElasticGroup")
+      .def(py::init<int, int, c10::intrusive_ptr<ZcommOptions>, std::string, ElasticGroup::Make>(), py::arg("rank"),
+           py::arg("size"), py::arg("options"), py::arg("handle"), py::arg("make"))
+      .def_property_readonly("members", &ElasticGroup::members)
+      .def("shutdown", &ElasticGroup::shutdown, py::call_guard<py::gil_scoped_release>())
+      .def("perform_nocolor_split", [](ElasticGroup&, const py::object&) {});
+#endif
+}
+
 }  // namespace
 
 void bind_process_group(py::module_& module) {
@@ -250,6 +261,7 @@ void bind_process_group(py::module_& module) {
       .def("end_step", [](ProcessGroup& group) { group.compressed().auto_policy().steps().end_step(); })
       .def("step_decision", &step_decision_of)
       .def("quantization_errors", &quantization_errors_of);
+  bind_elastic_group(module);
 }
 
 // zcomm._c10d: Python bindings of the torch.distributed backend.

@@ -64,7 +64,7 @@ const World& CompressedCalls::world(at::DeviceType device) {
 }
 
 void CompressedCalls::check_open() {
-  TORCH_CHECK(!is_closed_, "zcomm: the process group was shut down");
+  TORCH_CHECK(!is_closed_, kShutDown);
   errors_->check();
 }
 

@@ -144,7 +144,7 @@ void DeviceRunner::release_finished() {
 WorkPtr DeviceRunner::launch(JobPtr job) {
   const std::lock_guard lock(launch_mutex_);
   const at::Device device = job->outputs[0].device();
-  TORCH_CHECK(!stopped_, "zcomm: the process group was shut down");
+  TORCH_CHECK(!stopped_, kShutDown);
   TORCH_CHECK_VALUE(!device_ || *device_ == device, "zcomm: expected a tensor on this group's device, ",
                     device_.value_or(device), ", got one on ", device, ": a rank has one device");
   const c10::DeviceGuard on_device(device);

@@ -157,7 +157,7 @@ WorkPtr HostRunner::launch(JobPtr job) {
   auto work = c10::make_intrusive<HostWork>(*this, std::move(job));
   const WithoutGil no_gil;
   Lock lock(mutex_);
-  TORCH_CHECK(!stopped_, "zcomm: the process group was shut down");
+  TORCH_CHECK(!stopped_, kShutDown);
   const bool idle = tasks_.empty() && !running_;
   tasks_.push_back(work);
   const std::uint64_t number = ++num_pushed_;

@@ -46,6 +46,12 @@ void ProcessGroup::set_connections(int each_way) {
   connections_ = each_way;
 }
 
+void ProcessGroup::take_counters(ProcessGroup& before) {
+  Stats stats = before.compressed_.stats().withLock([](const Stats& counted) { return counted; });
+  stats.node_memory.clear();
+  compressed_.stats().withLock([&](Stats& now) { now = std::move(stats); });
+}
+
 void ProcessGroup::begin_exact(std::span<const at::Tensor> tensors) {
   compressed_.topology();
   compressed_.count_other(tensors);

@@ -22,6 +22,8 @@ class ProcessGroup final : public ::c10d::Backend {
   c10::intrusive_ptr<ZcommOptions> options() const { return options_; }
   CompressedCalls& compressed() { return compressed_; }
   const SendRecv& messages() const { return messages_; }
+  // Continues the counters of a group that this one replaces. Called before its first call.
+  void take_counters(ProcessGroup& before);
   bool is_aborted() const { return errors_->is_aborted(); }
   // Gloo connections from a rank to another, for the compressed bytes of CPU tensors. All ranks set the same number,
   // before their first such call.

@@ -24,6 +24,7 @@ NCCL = "the inner group of GPU tensors makes it; without a GPU an error"
 ALIAS = "torch calls the function of the older name, which is overridden"
 REFUSED = "torch's default, an error that names the backend"
 NO = "torch's default: no"
+ELASTIC = "groups with enable_reconfigure make it: ElasticGroup; others have torch's default, no or an error"
 PLAIN = "torch's default does what is needed"
 
 # Name -> since which minor release of torch 2, and how it is decided.
@@ -37,9 +38,9 @@ DECIDED = {
     "shrink": (11, REFUSED),
     "setTimeout": (11, MADE),
     "addEphemeralTimeout": (14, PLAIN),  # ignored, as by Gloo: set_timeout() reaches compressed calls
-    "supportsReconfigure": (14, NO),  # and enable_reconfigure is refused when a group is made
-    "get_reconfigure_handle": (14, REFUSED),
-    "reconfigure": (14, REFUSED),
+    "supportsReconfigure": (14, ELASTIC),
+    "get_reconfigure_handle": (14, ELASTIC),
+    "reconfigure": (14, ELASTIC),
     "supportsWindow": (14, NO),
     "new_window": (14, REFUSED),
     "supportsAbortHooks": (15, NO),

@@ -6,13 +6,11 @@ import datetime
 import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.calls import expect
 from support.worlds import run
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -113,13 +111,3 @@ def test_the_inner_group_of_cuda_tensors_is_what_torch_calls_nccl() -> None:
     options._timeout, options.group_name, options.global_ranks_in_group = datetime.timedelta(seconds=9), "group", [0]
     with pytest.raises(RuntimeError, match="nccl2 requires at least one CUDA device"):  # said by that engine alone
         backend._make_nccl(dist.HashStore(), 0, 1, options)
-
-
-def test_enable_reconfigure_is_refused() -> None:
-    """It was dropped without a word. Older torch has no such option."""
-    text = "enable_reconfigure: not supported by the backend 'zcomm': a group keeps its ranks"
-    expect(ValueError, text, lambda: backend.create_backend(SimpleNamespace(enable_reconfigure=True), None))
-    options: Any = zcomm.Options()
-    if binding.TORCH >= (2, 14):
-        options.enable_reconfigure = True
-        expect(ValueError, text, lambda: backend.create_backend(SimpleNamespace(), options))

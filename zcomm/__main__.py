@@ -1,13 +1,16 @@
 """The command line: ``zcomm info`` or ``python -m zcomm info``, which tells versions, codecs, and the options that the
-environment sets; and ``zcomm nccl-front``, for LD_PRELOAD. ``zcomm_bench`` has all other commands."""
+environment sets; ``zcomm nccl-front``, for LD_PRELOAD; and ``zcomm meet``, where sites of a training meet.
+``zcomm_bench`` has all other commands."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import logging
 import os
 import platform
 from collections.abc import Sequence
+from typing import NoReturn
 
 import zcomm._nccl as _nccl
 from zcomm._version import __version__
@@ -17,16 +20,31 @@ def main() -> None:
     """Entry point of the ``zcomm`` command."""
     parser = argparse.ArgumentParser(prog="zcomm", description="Compressed collectives for torch.distributed.")
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="info|nccl-front", dest="command")
+    commands = parser.add_subparsers(required=True, metavar="info|nccl-front|meet", dest="command")
     commands.add_parser("info", help="show versions, codecs, and the options that the environment sets")
     commands.add_parser("nccl-front", help="show the library that compresses calls of NCCL, for LD_PRELOAD")
+    meet = commands.add_parser("meet", help="serve the meeting point of sites that come and go: docs/outer.md")
+    meet.add_argument("--port", type=int, default=29511, help="0 takes a free one")
+    meet.add_argument("--least", type=int, default=1, help="sites before the training begins")
     asked = parser.parse_args()
+    if asked.command == "meet":
+        _meet(asked.port, asked.least)
     try:
         print(_nccl.front_path() if asked.command == "nccl-front" else text())
     except RuntimeError as error:
         raise SystemExit(str(error)) from None
     except (TypeError, ValueError) as error:
         raise SystemExit(f"the environment holds a wrong option: {error}") from None
+
+
+def _meet(port: int, least: int) -> NoReturn:
+    from zcomm.outer.meeting import MeetingPoint
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("zcomm").setLevel(logging.INFO)
+    point = MeetingPoint(port, least)
+    print(f"sites meet at port {point.port}", flush=True)
+    point.serve()
 
 
 def text() -> str:

@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {"all_reduce": "int8:64", "exchanges": "int8:64"}
 SOON = datetime.timedelta(seconds=4)
 FAILED = "failed"
 
-_fork = multiprocessing.get_context("fork")
+fork = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ class Board:
             assert time.monotonic() < deadline, f"nobody wrote {name!r}"
             time.sleep(0.002)
         return text
+
+    def logs(self) -> list[Path]:
+        return sorted(self.folder.glob("log *"))
 
     def meet(self, name: str, me: int, number: int) -> None:
         """Waits until as many processes are here."""
@@ -84,7 +87,7 @@ class Crowd:
     def add(self) -> str:
         """Starts a member. Returns its handle."""
         self.made += 1
-        process = _fork.Process(target=_live, args=(self.board, self.made), daemon=True)
+        process = fork.Process(target=_live, args=(self.board, self.made), daemon=True)
         process.start()
         handle = self.board.read(f"handle {self.made}")
         self.members[handle] = process

@@ -44,6 +44,35 @@ _SAME = "(zcomm.exact(), override(), in-place use: the same on all ranks?)"
 
 def create_backend(distributed: Any, pg_options: Any) -> Any:
     """Create the backend of a group; called by torch. ``distributed`` is its _DistributedBackendOptions."""
+    _watch()
+    options = _resolve(pg_options)
+    options._timeout = distributed.timeout
+    options.group_name = distributed.group_id
+    options.global_ranks_in_group = distributed.global_ranks_in_group
+    rank, size = distributed.group_rank, distributed.group_size
+    if any(getattr(asked, "enable_reconfigure", False) for asked in (distributed, pg_options)):  # torch 2.14
+        member = _make_member(options)
+        return _c10d.ElasticGroup(rank, size, options, member.handle, member.make)
+    return _Group(_meeting_place(distributed), rank, size, options).make()
+
+
+def make_member(timeout: datetime.timedelta, name: str) -> elastic.Member:
+    """Make this process a member of a group that changes its members, with the default options."""
+    _watch()
+    options: Any = Options()
+    options._timeout, options.group_name, options.global_ranks_in_group = timeout, name, []
+    return _make_member(options)
+
+
+def _make_member(options: Any) -> elastic.Member:
+    def make_group(store: Any, rank: int, size: int, of_group: Any) -> Any:
+        return _Group(store, rank, size, of_group, is_elastic=True).make()
+
+    return elastic.Member(elastic.address_of_interface() or _address_of_host(), options, make_group)
+
+
+def _watch() -> None:
+    """Begin to watch what torch does, and to record calls."""
     _ddp.watch_hooks()
     _states.keep_states_exact()
     groups.count_steps()
@@ -51,19 +80,6 @@ def create_backend(distributed: Any, pg_options: Any) -> Any:
     groups.watch_timeouts()
     environment.check_node_memory()
     _c10d.start_flight_recorder()
-    options = _resolve(pg_options)
-    options._timeout = distributed.timeout
-    options.group_name = distributed.group_id
-    options.global_ranks_in_group = distributed.global_ranks_in_group
-    rank, size = distributed.group_rank, distributed.group_size
-    if any(getattr(asked, "enable_reconfigure", False) for asked in (distributed, pg_options)):  # torch 2.14
-        member = elastic.Member(elastic.address_of_interface() or _address_of_host(), options, _make_members)
-        return _c10d.ElasticGroup(rank, size, options, member.handle, member.make)
-    return _Group(_meeting_place(distributed), rank, size, options).make()
-
-
-def _make_members(store: Any, rank: int, size: int, options: Any) -> Any:
-    return _Group(store, rank, size, options, is_elastic=True).make()
 
 
 def _meeting_place(distributed: Any) -> Any:
@@ -250,7 +266,7 @@ class _Group:
         """End a step. Log once, after a few of them, what has stayed exact in a group that spans nodes."""
         backend.end_step()
         self._steps += 1
-        if self._steps == _TOLD_AFTER and dist.get_rank() == 0:
+        if self._steps == _TOLD_AFTER and groups.use.rank == 0:
             _warn_of_patterns(tuple(self._options.groups))
         if self._steps != _TOLD_AFTER or self._rank > 0 or len(set(self._nodes)) < 2:
             return

@@ -12,6 +12,8 @@ Each site trains by itself. Every ``every`` inner steps the sites average how fa
 optimizer makes one step along that mean. docs/outer.md is the guide.
 """
 
-from zcomm.outer.step import OuterStats, OuterStep
+from zcomm.outer.sites import Sites
+from zcomm.outer.stats import OuterStats
+from zcomm.outer.step import OuterStep
 
-__all__ = ["OuterStats", "OuterStep"]
+__all__ = ["OuterStats", "OuterStep", "Sites"]

@@ -45,7 +45,8 @@ class Averaging:
     ) -> None:
         self._num_elements, self._device, self._format = num_elements, device, format
         self._feedback, self._key, self._group = feedback, key, group
-        self._size, self._rank = dist.get_world_size(group), dist.get_rank(group)
+        backend = backend_of(group)  # torch knows nothing of a group of Sites
+        self._size, self._rank = backend.size(), backend.rank()
         self._layout = f"{num_elements} values in {format} among {self._size}"  # of the residuals
         self.bytes = self.exact_bytes = 2 * (self._size - 1) * 4 * num_elements // self._size
         self._plans: tuple[_c10d.Operation, _c10d.Operation] | None = None
@@ -83,7 +84,8 @@ class Averaging:
         if self._feedback is not None:
             key = f"{self._key}, sums"
             residual = residual_of(self._feedback, key, self._layout, plan.residual_bytes, self._device)
-        self._work = plan.run(self._shard, buffer, op=dist.ReduceOp.AVG, residual=residual, async_op=True)
+        with lost_ranks_named(_AVERAGED):
+            self._work = plan.run(self._shard, buffer, op=dist.ReduceOp.AVG, residual=residual, async_op=True)
 
     def gather(self) -> None:
         """Wait for the sums, and begin to gather the means."""
@@ -96,7 +98,8 @@ class Averaging:
             self._lost, empty = self._feedback.use(f"{self._key}, means", self._layout, num_bytes, self._new_bytes)
             if not empty:
                 self._add_lost(self._feedback)
-        self._work = self._plans[1].run(self._buffer, self._shard, async_op=True)
+        with lost_ranks_named(_AVERAGED):
+            self._work = self._plans[1].run(self._buffer, self._shard, async_op=True)
 
     def finish(self) -> torch.Tensor:
         """Wait for the means, and return them. They have the same bits on all ranks."""

@@ -6,6 +6,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from zcomm.distributed._fsdp2 import reshard_holders
+from zcomm.outer.arguments import parameters_of
 from zcomm.outer.averaging import Averaging
 
 
@@ -20,6 +21,7 @@ class Fragment:
         self.evaluation: Averaging  # of the same values, without error feedback
         self.stepped_at = 0  # inner steps, at its last outer step
         self.mean: torch.Tensor | None = None  # once it is there
+        self.scale = 1.0  # of the mean that is under way: sites by those that have something to average
         self.gather_at = self.apply_at = 0  # inner steps
 
     def read(self) -> torch.Tensor:
@@ -39,6 +41,28 @@ class Fragment:
         with torch.no_grad():
             for parameter, part in zip(self.parameters, self.split(flat), strict=True):
                 local_of(parameter).copy_(part)
+
+    def step(self, optimizer: torch.optim.Optimizer, mean: torch.Tensor, keep: float) -> None:
+        """Step ``optimizer`` with the mean of the pseudo-gradients, and mix ``keep`` of the own parameters into the
+        new values. Leaves gradients as they were, and after an exception parameters, too."""
+        own = self.read()
+        gradients = [(parameter, parameter.grad) for parameter in parameters_of(optimizer)]
+        for parameter, _ in gradients:
+            parameter.grad = None  # so that the optimizer leaves the other fragments alone
+        self.write(self.values)
+        try:
+            for parameter, part in zip(self.parameters, self.split(mean), strict=True):
+                parameter.grad = like(part, parameter)
+            optimizer.step()
+            self.values = self.read()
+            if keep:
+                self.write(torch.lerp(self.values, own, keep))
+        except BaseException:
+            self.write(own)
+            raise
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
 
 
 def local_of(parameter: torch.Tensor) -> torch.Tensor:

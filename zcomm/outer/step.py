@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,40 +13,17 @@ from torch.distributed.tensor import DTensor
 
 import zcomm._core as _core
 from zcomm._checks import check_types
-from zcomm._units import parse_rate
 from zcomm.distributed._fsdp2 import find_groups
-from zcomm.distributed.binding import _c10d
 from zcomm.distributed.groups import backend_of
 from zcomm.feedback import ErrorFeedback
+from zcomm.outer.agreement import compare, take_over
+from zcomm.outer.arguments import check_numbers, check_parameters, parameters_of, rate_of
 from zcomm.outer.averaging import Averaging, set_connections
-from zcomm.outer.errors import lost_ranks_named
-from zcomm.outer.fragments import Fragment, cut, like
+from zcomm.outer.fragments import Fragment, cut
+from zcomm.outer.sites import Sites
+from zcomm.outer.stats import OuterStats
 
-_COMPARED = (  # between sites
-    "number of inner steps",
-    "arguments",
-    "arguments of the outer optimizer",
-    "state of the outer optimizer",
-    "values after the last outer step",
-)
-
-
-@dataclass
-class OuterStats:
-    """What an OuterStep has done on this rank: ``inner_steps`` of the training, the rest since it was made.
-
-    ``reductions`` of fragments, evaluations included, have sent ``sent_bytes`` from this rank; all-reduces in float32
-    would have sent ``exact_bytes``. ``in_flight``: fragments under way. It has waited ``limit_seconds`` for
-    ``max_rate``, and ``wait_seconds`` for transfers. On a GPU the host does not wait for these.
-    """
-
-    inner_steps: int
-    reductions: int
-    sent_bytes: int
-    exact_bytes: int
-    in_flight: int
-    limit_seconds: float
-    wait_seconds: float
+_Result = TypeVar("_Result")
 
 
 class OuterStep:
@@ -82,10 +57,12 @@ class OuterStep:
             fragment as long as those before it would take at this rate. A transfer itself is as fast as the link.
         group: the ranks that hold the same part of the parameters, one of each site, with the backend "zcomm"; by
             default the world. Its timeout must exceed the time that sites are apart.
+        sites: in place of ``group``, sites that come and go. The OuterStep joins them. A new one takes over the values
+            of the others, and their number of inner steps. step() waits while they meet anew.
 
     Raises ValueError or TypeError if an argument is none of these or the group has another backend, and RuntimeError if
-    something around the call keeps it exact. step() raises torch's DistBackendError if a site does not come in time;
-    then the group has failed.
+    something around the call keeps it exact. step() raises torch's DistBackendError if a site does not come in time:
+    then call regroup(). With ``sites`` it goes on with those that are left.
     """
 
     def __init__(
@@ -101,57 +78,93 @@ class OuterStep:
         connections: int | None = None,
         max_rate: str | None = None,
         group: dist.ProcessGroup | None = None,
+        sites: Sites | None = None,
     ) -> None:
         check_types(locals(), optimizer=torch.optim.Optimizer, every=int, fragments=int, delay=int, keep=int | float)
         check_types(locals(), format=str, error_feedback=bool | ErrorFeedback)
-        check_types(locals(), max_rate=str | None, connections=int | None)
-        parameters = _parameters_of(optimizer)
-        _check_parameters(parameters)
-        _check_numbers(every, fragments, delay, keep, len(parameters), connections)
+        check_types(locals(), max_rate=str | None, connections=int | None, sites=Sites | None)
+        parameters = parameters_of(optimizer)
+        check_parameters(parameters, among_sites=sites is not None)
+        check_numbers(every, fragments, delay, keep, len(parameters), connections)
         if ":stochastic" in format or "/" in format:
             raise ValueError(f"format: expected one format that rounds to nearest, got {format!r}")
         _core.BlockFormat(format)  # raises on an unknown one
-        self._rate = _rate_of(max_rate) if max_rate is not None else None
+        if sites is not None and group is not None:
+            raise ValueError("sites: expected no group beside it, got both")
+        self._rate = rate_of(max_rate) if max_rate is not None else None
         find_groups()
-        self._optimizer, self._group = optimizer, group
+        self._optimizer, self._group, self._sites = optimizer, group, sites
         self._every, self._delay, self._keep = every, delay, keep
+        self._connections = connections
         self._inner_steps = 0
         self._limit_seconds = 0.0
         self._free_at = 0.0  # when the fragments that began so far have had their time at the rate
         self._compared = self._is_averaged = False  # the latter within averaged()
-        backend = backend_of(group)
-        set_connections(backend, connections)
+        self._has_failed = False  # a call, so that sites may have parted
         if error_feedback is True:
             error_feedback = ErrorFeedback()
         self._feedback = error_feedback if isinstance(error_feedback, ErrorFeedback) and format != "exact" else None
-        name = self._feedback.claim(self, "outer step") if self._feedback is not None else ""
-        self._fragments = []
-        for number, part in enumerate(cut(parameters, fragments)):
-            fragment = Fragment(part, (number + 1) * every // fragments)
-            key = f"{name}: fragment {number} of {fragments}/rank {backend.rank()}"
-            shape = len(fragment.values), fragment.values.device, format
-            fragment.averaging = Averaging(*shape, self._feedback, key, group)
-            fragment.evaluation = Averaging(*shape, None, key, group)
-            self._fragments.append(fragment)
+        self._name = self._feedback.claim(self, "outer step") if self._feedback is not None else ""
+        self._fragments = [
+            Fragment(part, (number + 1) * every // fragments) for number, part in enumerate(cut(parameters, fragments))
+        ]
         self._num_parameters = len(parameters)
         self._in_flight: list[Fragment] = []  # in the order in which they began
+        self._due: list[Fragment] = []  # to begin in this step
+        self._averagings: list[Averaging] = []
+        self._before = OuterStats(0, 0, 0, 0, 0, 0.0, 0.0)  # of the groups before this one
         # What must be the same in a run that goes on, and at all sites.
         self._settings: dict[str, Any] = {
             "every": every, "fragments": fragments, "delay": delay, "keep": keep, "format": format,
-            "error_feedback": self._feedback is not None, "sites": dist.get_world_size(group),
+            "error_feedback": self._feedback is not None,
             "elements": [len(fragment.values) for fragment in self._fragments],  # on this rank and its likes
         }  # fmt: skip
+        if sites is None:
+            self._settings["sites"] = backend_of(group).size()
+            self._make_averagings()
+        else:
+            sites.join(repr(self._settings))
+            self._follow(sites)
 
     def step(self) -> None:
         """Count an inner step. Begin, continue and end what is due; waits only for what ``delay`` has not hidden."""
         self._check()
         self._inner_steps += 1
-        self._advance()
+        self._due = [fragment for fragment in self._fragments if self._is_due(fragment)]
+        self._run(self._make_due)
+
+    def regroup(self, group: dist.ProcessGroup | None = None) -> None:
+        """Go on with other sites, after the calls of the group have failed or others came. All of them call this.
+
+        ``group``: of the sites that are there now; None: the one before, which torch has reconfigured. The site that
+        is furthest gives the others its values, its outer optimizer's arguments and state, and its number of inner
+        steps. A site that has its bits keeps its own parameters, which train on. What is under way begins anew; its
+        mean is that of the sites that have trained since. Residuals of error feedback start over.
+
+        Raises ValueError if sites differ in arguments, RuntimeError for parameters that are sharded in the sites, and
+        torch's DistBackendError if a site is lost meanwhile. Then, call it again."""
+        self._check_is_own()
+        if any(isinstance(parameter, DTensor) for parameter in parameters_of(self._optimizer)):
+            raise RuntimeError("regroup: expected parameters that are whole in each site, got sharded ones")
+        pending = [self._fragments.index(fragment) for fragment in [*self._in_flight, *self._due]]
+        self._before, self._has_failed = self.stats(), True
+        self._group = group if group is not None else self._group
+        self._in_flight, self._due = [], []
+        if self._feedback is not None:
+            self._feedback.forget(self._name)
+        self._make_averagings()
+        furthest = take_over(self._fragments, self._optimizer, self._inner_steps, pending, self._group)
+        self._inner_steps, size = furthest.inner_steps, backend_of(self._group).size()
+        if "sites" in self._settings:
+            self._settings["sites"] = size
         for fragment in self._fragments:
-            steps = self._inner_steps - fragment.offset
-            if steps >= 0 and steps % self._every == 0:
-                self._begin(fragment, self._delay)
-        self._advance()
+            fragment.mean, fragment.scale = None, 1.0
+        for number in furthest.pending:
+            self._fragments[number].scale = size / furthest.trained[number]
+            self._due.append(self._fragments[number])
+        self._compare_sites()
+        self._make_due()
+        self._has_failed = False
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -164,9 +177,7 @@ class OuterStep:
         the OuterStep but stats() raise RuntimeError."""
         self._compared = False
         self._check()
-        for fragment in self._fragments:
-            self._reduce(fragment, fragment.evaluation)
-        means = [fragment.values - fragment.evaluation.finish() for fragment in self._fragments]
+        means = self._run(self._evaluate)
         own = [fragment.read() for fragment in self._fragments]
         self._is_averaged = True
         try:
@@ -184,6 +195,9 @@ class OuterStep:
         are without ``keep``. A second call changes nothing. averaged() is for evaluations during the training. Raises
         ValueError at all sites if they differ."""
         self._check()
+        self._run(self._end)
+
+    def _end(self) -> None:
         for fragment in list(self._in_flight):
             self._apply(fragment, keep=0.0)
         rest = [fragment for fragment in self._fragments if fragment.stepped_at < self._inner_steps]
@@ -198,14 +212,16 @@ class OuterStep:
         """Return this rank's state, for a file per rank. With it, the parameters and both optimizers' states, a
         training goes on bit for bit. All sites call this after the same inner step: it waits for the means of
         fragments under way, which are part of the state. Their outer steps still come when they are due."""
-        self._check_is_own()
-        in_flight = []
-        for fragment in self._in_flight:
-            mean = self._wait_for_mean(fragment)
-            in_flight.append((self._fragments.index(fragment), fragment.apply_at, mean.clone()))
+        self._check_usable()
+        self._run(lambda: [self._wait_for_mean(fragment) for fragment in self._in_flight])
+        in_flight = [
+            (self._fragments.index(fragment), fragment.apply_at, fragment.mean.clone())
+            for fragment in self._in_flight
+            if fragment.mean is not None
+        ]
         return {
             "settings": dict(self._settings),
-            "rank": dist.get_rank(),
+            "rank": self._rank(),
             "inner_steps": self._inner_steps,
             "values": [fragment.values.clone() for fragment in self._fragments],
             "stepped_at": [fragment.stepped_at for fragment in self._fragments],
@@ -216,13 +232,13 @@ class OuterStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the ``state_dict`` of the same rank. Raises ValueError if it is of another one, of other arguments or
         parameters, and RuntimeError while fragments are under way."""
-        self._check_is_own()
+        self._check_usable()
         if self._in_flight:
             raise RuntimeError(f"state: expected no fragments under way, got {len(self._in_flight)}")
         if (settings := state.get("settings")) != self._settings:
             raise ValueError(f"state: expected one of {self._settings}, got {settings}")
-        if (rank := state.get("rank")) != dist.get_rank():
-            raise ValueError(f"state: expected that of rank {dist.get_rank()}, got that of rank {rank}")
+        if (rank := state.get("rank")) != self._rank():
+            raise ValueError(f"state: expected that of rank {self._rank()}, got that of rank {rank}")
         if self._feedback is not None:
             self._feedback.load_state_dict(state["error_feedback"])
         for fragment, values, stepped_at in zip(self._fragments, state["values"], state["stepped_at"], strict=True):
@@ -234,19 +250,67 @@ class OuterStep:
             self._in_flight.append(fragment)
         self._inner_steps = state["inner_steps"]
         self._compared = False
+        if self._sites is not None:
+            self._sites.report("a state was loaded")
+            self._follow(self._sites)
 
     def stats(self) -> OuterStats:
         """Return the counters of this rank."""
-        averagings = [each for fragment in self._fragments for each in (fragment.averaging, fragment.evaluation)]
+        made, before = self._averagings, self._before
         return OuterStats(
             inner_steps=self._inner_steps,
-            reductions=sum(each.count for each in averagings),
-            sent_bytes=sum(each.count * each.bytes for each in averagings),
-            exact_bytes=sum(each.count * each.exact_bytes for each in averagings),
+            reductions=before.reductions + sum(each.count for each in made),
+            sent_bytes=before.sent_bytes + sum(each.count * each.bytes for each in made),
+            exact_bytes=before.exact_bytes + sum(each.count * each.exact_bytes for each in made),
             in_flight=len(self._in_flight),
             limit_seconds=self._limit_seconds,
-            wait_seconds=sum(each.wait_seconds for each in averagings),
+            wait_seconds=before.wait_seconds + sum(each.wait_seconds for each in made),
         )
+
+    def _make_averagings(self) -> None:
+        """Plan the calls of the present group."""
+        backend = backend_of(self._group)
+        set_connections(backend, self._connections)
+        self._averagings = []
+        for number, fragment in enumerate(self._fragments):
+            key = f"{self._name}: fragment {number} of {len(self._fragments)}/rank {backend.rank()}"
+            shape = len(fragment.values), fragment.values.device, self._settings["format"]
+            fragment.averaging = Averaging(*shape, self._feedback, key, self._group)
+            fragment.evaluation = Averaging(*shape, None, key, self._group)
+            self._averagings += [fragment.averaging, fragment.evaluation]
+
+    def _run(self, act: Callable[[], _Result]) -> _Result:
+        """Do what sends. Among Sites, go on with those that are left if one is lost, and with those that come."""
+        while True:
+            try:
+                if self._sites is not None and self._sites.has_changed:
+                    self._follow(self._sites)
+                return act()
+            except dist.DistBackendError as error:
+                self._has_failed = True
+                if self._sites is None:
+                    raise
+                self._sites.report(error)
+                self._follow(self._sites)
+
+    def _follow(self, sites: Sites) -> None:
+        while True:
+            group = sites.follow()
+            try:
+                return self.regroup(group)
+            except dist.DistBackendError as error:
+                sites.report(error)
+
+    def _make_due(self) -> None:
+        self._advance()
+        while self._due:
+            self._begin(self._due[0], self._delay)
+            del self._due[0]
+        self._advance()
+
+    def _is_due(self, fragment: Fragment) -> bool:
+        steps = self._inner_steps - fragment.offset
+        return steps >= 0 and steps % self._every == 0
 
     def _advance(self) -> None:
         for fragment in list(self._in_flight):
@@ -260,6 +324,11 @@ class OuterStep:
         fragment.gather_at = self._inner_steps + (delay + 1) // 2
         fragment.apply_at = self._inner_steps + delay
         self._in_flight.append(fragment)
+
+    def _evaluate(self) -> list[torch.Tensor]:
+        for fragment in self._fragments:
+            self._reduce(fragment, fragment.evaluation)
+        return [fragment.values - fragment.evaluation.finish() for fragment in self._fragments]
 
     def _reduce(self, fragment: Fragment, averaging: Averaging) -> None:
         """Begin to average the pseudo-gradients."""
@@ -284,44 +353,39 @@ class OuterStep:
     def _wait_for_mean(self, fragment: Fragment) -> torch.Tensor:
         if fragment.mean is None:
             fragment.mean = fragment.averaging.finish()
+            if fragment.scale != 1:
+                fragment.mean.mul_(fragment.scale)
+                fragment.scale = 1.0
         return fragment.mean
 
     def _apply(self, fragment: Fragment, keep: float | None = None) -> None:
         """Make the fragment's outer step."""
         keep = self._keep if keep is None else keep
         mean = self._wait_for_mean(fragment)
-        own = fragment.read()
-        gradients = [(parameter, parameter.grad) for parameter in _parameters_of(self._optimizer)]
-        for parameter, _ in gradients:
-            parameter.grad = None  # so that the optimizer leaves the other fragments alone
-        fragment.write(fragment.values)
-        try:
-            for parameter, part in zip(fragment.parameters, fragment.split(mean), strict=True):
-                parameter.grad = like(part, parameter)
-            self._optimizer.step()
-            fragment.values = fragment.read()
-            if keep:
-                fragment.write(torch.lerp(fragment.values, own, keep))
-        except BaseException:
-            fragment.write(own)
-            raise
-        finally:
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
+        fragment.step(self._optimizer, mean, keep)
         fragment.mean, fragment.stepped_at = None, self._inner_steps
         self._in_flight.remove(fragment)
 
     def _check(self) -> None:
         """Raise ValueError if the optimizer has other parameters now, or at the first call if sites differ."""
-        self._check_is_own()
-        number = len(_parameters_of(self._optimizer))
+        self._check_usable()
+        number = len(parameters_of(self._optimizer))
         if number != self._num_parameters:
             raise ValueError(
                 f"optimizer: expected the {self._num_parameters} parameters that it had when the OuterStep was made, "
                 f"got {number}"
             )
         if not self._compared:
-            self._compare_sites()
+            self._run(self._compare_sites)
+
+    def _check_usable(self) -> None:
+        self._check_is_own()
+        if self._has_failed:
+            raise RuntimeError("outer step: expected regroup() after a call that failed, got another one")
+
+    def _rank(self) -> int | None:
+        """Return the rank that states are of; None among Sites, of which each may load that of another one."""
+        return dist.get_rank() if self._sites is None else None
 
     def _check_is_own(self) -> None:
         """Raise RuntimeError within averaged()."""
@@ -331,70 +395,6 @@ class OuterStep:
     def _compare_sites(self) -> None:
         """Raise ValueError at all sites unless they agree on steps, arguments, the outer optimizer and values."""
         self._compared = False
-        groups = self._optimizer.param_groups
-        arguments = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-        state = [self._optimizer.state.get(parameter, {}) for group in groups for parameter in group["params"]]
-        values = [fragment.values for fragment in self._fragments]
         settings = self._settings, backend_of(self._group).connections
-        numbers = [zlib.crc32(repr(_comparable(each)).encode()) for each in (settings, arguments, state, values)]
-        mine = torch.tensor([self._inner_steps, *numbers])
-        everybody = [torch.empty_like(mine) for _ in range(self._settings["sites"])]
-        with lost_ranks_named("compared their outer steps"):
-            dist.all_gather(everybody, mine, group=self._group)
-        for site, other in enumerate(everybody):
-            for what, same in zip(_COMPARED, other == everybody[0], strict=True):
-                if not same:
-                    raise ValueError(
-                        f"outer step: expected all sites to have the same {what}, got others at site {site}"
-                    )
+        compare(self._fragments, self._optimizer, self._inner_steps, settings, self._group)
         self._compared = True
-
-
-def _comparable(value: Any) -> Any:
-    """Return what has the same repr in all processes if ``value`` has the same bits."""
-    if isinstance(value, DTensor):
-        value = value.to_local()
-    if type(value) in (torch.Tensor, torch.nn.Parameter):
-        data = value.detach().cpu().contiguous().flatten()
-        if data.itemsize == 1:
-            data = torch.nn.functional.pad(data.view(torch.uint8), (0, data.nbytes % 2))  # hashes are of whole halves
-        return value.dtype, value.shape, _c10d.hash_of(data.view(torch.uint16)) if len(data) else 0
-    if isinstance(value, dict):
-        return sorted((repr(key), _comparable(each)) for key, each in value.items())
-    if isinstance(value, list | tuple):
-        return [_comparable(each) for each in value]
-    # Reprs of other objects may tell their addresses.
-    return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for chosen in optimizer.param_groups for parameter in chosen["params"]]
-
-
-def _check_parameters(parameters: list[torch.Tensor]) -> None:
-    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
-    if len(kinds) != 1 or next(iter(kinds))[0] != torch.float32:
-        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "none"
-        raise ValueError(f"optimizer: expected parameters of float32 on one device, got {found}")
-
-
-def _check_numbers(every: int, fragments: int, delay: int, keep: float, most: int, connections: int | None) -> None:
-    if every < 1:
-        raise ValueError(f"every: expected at least 1, got {every}")
-    if not 1 <= fragments <= (most := min(every, most)):
-        raise ValueError(
-            f"fragments: expected 1 to {most}, the lesser of every and the number of parameters, got {fragments}"
-        )
-    if not 0 <= delay < every:
-        raise ValueError(f"delay: expected 0 to every - 1 = {every - 1}, got {delay}")
-    if not 0 <= keep <= 1:
-        raise ValueError(f"keep: expected 0 to 1, got {keep}")
-    if connections is not None and not 1 <= connections <= 64:
-        raise ValueError(f"connections: expected 1 to 64, got {connections}")
-
-
-def _rate_of(max_rate: str) -> float:
-    try:
-        return parse_rate(max_rate)
-    except ValueError as error:
-        raise ValueError(f"max_rate: {error}") from None

@@ -58,6 +58,8 @@ def named_arguments(docstring: str) -> list[str] | None:
 def test_a_stub_is_that_of_its_module(name: str) -> None:
     module = _core if name == "_core" else torch_binding()
     stub = declared(ast.parse((ROOT / "zcomm" / f"{name}.pyi").read_text()).body)
+    if name == "_c10d" and not hasattr(module.ProcessGroup, "reconfigure"):  # before torch 2.14
+        del stub["ElasticGroup"]
     assert stub.keys() == public(vars(module)), name
     for key, node in stub.items():
         if isinstance(node, ast.FunctionDef):

@@ -1,0 +1,254 @@
+"""Sites that come and go: those that are present have equal bits, and nothing of an absent one is counted."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support import outer
+from support import sites as runs
+from support.calls import expect
+from support.members import Board
+from support.training import make_model
+from support.worlds import run
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import zcomm
+from zcomm.outer.meeting import MeetingPoint, register
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return Board(tmp_path)
+
+
+def test_sites_that_are_lost_and_new_ones(board: Board) -> None:
+    """One of three is killed. Another one comes, with other parameters, and ends with the bits of those that stayed."""
+    with runs.Sites(board, steps=200, pause=0.02, least=3) as sites:
+        for name in "abc":
+            sites.start(name)
+        sites.wait("a", lambda event: event["sites"] == 3 and event["inner_steps"] > 20)
+        sites.kill("b")
+        sites.wait("a", lambda event: event["sites"] == 2 and event["inner_steps"] > 20)
+        sites.start("d", functools.partial(runs.make, seed=5))
+        logs = {name: sites.join(name) for name in "acd"}
+    assert logs["d"][0]["inner_steps"] > 20  # those of the others
+    assert {event["sites"] for event in logs["a"]} == {3, 2}
+    assert {events[-1]["sites"] for events in logs.values()} == {3}
+    assert runs.assert_equal_values({**logs, "b": sites.events("b")}) > 60
+    last = [events[-1] for events in logs.values()]
+    assert last[0]["model"] is not None and len({event["model"] for event in last}) == 1
+    assert 6 * last[0]["sent"] < last[0]["exact"]
+
+
+def test_a_site_that_was_taken_for_lost_returns(board: Board) -> None:
+    """One is stopped for longer than the meeting point's patience. Its bits are those of the others, then."""
+    with runs.Sites(board, steps=260, pause=0.02, timeout=3.0, least=3) as sites:
+        for name in "abc":
+            sites.start(name)
+        sites.wait("a", lambda event: event["inner_steps"] > 20)
+        os.kill(sites.processes["b"].pid, signal.SIGSTOP)
+        sites.wait("a", lambda event: event["sites"] == 2)
+        os.kill(sites.processes["b"].pid, signal.SIGCONT)
+        logs = {name: sites.join(name) for name in "abc"}
+    assert {events[-1]["sites"] for events in logs.values()} == {3}
+    assert runs.assert_equal_values(logs) > 60
+    assert len({events[-1]["model"] for events in logs.values()}) == 1
+
+
+def test_the_meeting_point_may_be_lost(board: Board) -> None:
+    with runs.Sites(board, steps=220, pause=0.02, least=2) as sites:
+        for name in "ab":
+            sites.start(name)
+        sites.wait("a", lambda event: event["inner_steps"] > 10)
+        (board.folder / "port").unlink()
+        sites.meet()
+        reached = sites.events("a")[-1]["inner_steps"]
+        sites.wait("a", lambda event: event["inner_steps"] > reached + 20)
+        sites.start("c")
+        sites.wait("c", lambda event: event["sites"] == 3)
+        sites.kill("b")
+        logs = {name: sites.join(name) for name in "ac"}
+    assert logs["a"][-1]["sites"] == 2
+    assert runs.assert_equal_values(logs) > 20
+
+
+def test_a_site_with_other_arguments_is_refused(board: Board) -> None:
+    with runs.Sites(board, steps=80, pause=0.02) as sites:
+        sites.start("a")
+        sites.wait("a", lambda event: event["inner_steps"] > 8)
+        sites.start("b", functools.partial(runs.make, every=5))
+        sites.processes["b"].join(20)
+        assert "RuntimeError: sites: this one is refused: the sites that are present train with" in sites.error("b")
+        assert "'every': 4" in sites.error("b") and "'every': 5" in sites.error("b")
+        assert {event["sites"] for event in sites.join("a")} == {1}
+
+
+def test_a_loaded_state_is_that_of_all(board: Board) -> None:
+    """A site loads the state of a training that was further."""
+
+    def save(sites: zcomm.outer.Sites) -> Any:
+        model, outer_step = runs.make(sites)
+        outer.train(model, outer_step, 7, 1, 30)
+        torch.save(outer_step.state_dict(), board.folder / "state")
+        return model, outer_step
+
+    def load(sites: zcomm.outer.Sites) -> Any:
+        model, outer_step = runs.make(sites)
+        outer_step.load_state_dict(torch.load(board.folder / "state"))
+        return model, outer_step
+
+    with runs.Sites(board, steps=30) as sites:
+        sites.start("a", save)
+        sites.join("a")
+    (board.folder / "port").unlink()
+    with runs.Sites(board, steps=120, pause=0.02, least=2) as sites:
+        sites.start("b")
+        sites.start("c", load)
+        logs = {name: sites.join(name) for name in "bc"}
+    assert logs["c"][0]["inner_steps"] == 30
+    after = [event["inner_steps"] for event in logs["b"]]
+    assert any(later - sooner > runs.EVERY for sooner, later in itertools.pairwise(after))  # b took it over
+    assert len({events[-1]["model"] for events in logs.values()}) == 1
+
+
+ROUNDS = int(os.environ.get("TESTS_ROUNDS", "3"))
+
+
+def test_any_schedule_of_leaving_and_returning(board: Board) -> None:
+    draw = random.Random(0)
+    with runs.Sites(board, pause=0.01) as sites:
+        names = iter("abcdefghijklmnopqrstuvwxyz")
+        living: list[str] = []
+        for _ in range(ROUNDS):
+            while len(living) < draw.randint(2, 4):
+                living.append(next(names))
+                sites.start(living[-1], functools.partial(runs.make, seed=ord(living[-1])))
+            size = len(living)
+            for name in living:
+                sites.wait(name, lambda event, size=size: event["sites"] == size)
+            time.sleep(draw.random())
+            killed = draw.sample(living, draw.randint(1, len(living) - 1))
+            for name in killed:
+                sites.kill(name)
+                living.remove(name)
+        logs = {path.name.removeprefix("log "): sites.events(path.name.removeprefix("log ")) for path in board.logs()}
+    assert runs.assert_equal_values(logs) > 10 * ROUNDS
+
+
+def test_a_mean_that_begins_anew_is_of_those_that_have_trained() -> None:
+    """Rank 2 comes while a fragment is under way. It adds nothing to the mean, and makes it no smaller."""
+
+    def body() -> None:
+        rank = dist.get_rank()
+        two, alone = dist.new_group([0, 1]), dist.new_group([2])
+        model = make_model()
+        step = outer.outer_step(model, every=8, delay=3, format="exact", group=two if rank < 2 else alone)
+        if rank < 2:
+            outer.train(model, step, rank, 1, 9)
+        start, gone = step._fragments[0].values.clone(), step._fragments[0].values - outer.flat(model)
+        step.regroup(dist.group.WORLD)
+        outer.train(model, step, rank, 10, 12)
+        sums = gone.clone()
+        dist.all_reduce(sums)  # of rank 2: zeros
+        wanted = start - outer.LR * (1 + outer.MOMENTUM) * sums / 2
+        torch.testing.assert_close(step._fragments[0].values, wanted)
+
+    run(body, 3)
+
+
+def test_arguments_of_the_outer_optimizer_are_those_of_the_furthest() -> None:
+    def body() -> None:
+        rank = dist.get_rank()
+        model = make_model()
+        step = outer.outer_step(model, every=4, group=dist.new_group([rank], use_local_synchronization=True))
+        outer.train(model, step, rank, 1, 4 + 4 * rank)
+        step._optimizer.param_groups[0]["lr"] = 0.1 * (rank + 1)
+        step.regroup(dist.group.WORLD)
+        assert step._optimizer.param_groups[0]["lr"] == 0.2
+        assert step.stats().inner_steps == 8
+        outer.assert_replicas_agree(step._fragments[0].values)
+
+    run(body, 2)
+
+
+def test_after_a_call_that_failed_sites_meet_anew() -> None:
+    def body() -> None:
+        model = make_model()
+        step = outer.outer_step(model, every=2)
+        outer.train(model, step, dist.get_rank(), 1, 4)
+        if dist.get_rank() == 2:
+            return
+        with pytest.raises(dist.DistBackendError):
+            outer.train(model, step, dist.get_rank(), 5, 6)
+        for call in (step.step, step.synchronize, step.state_dict):
+            expect(RuntimeError, "outer step: expected regroup() after a call that failed, got another one", call)
+        step.regroup(dist.new_group([0, 1], use_local_synchronization=True))
+        outer.train(model, step, dist.get_rank(), 7, 12)
+        outer.assert_replicas_agree(step._fragments[0].values, step._group)
+
+    run(body, 3, group_seconds=4.0)
+
+
+def test_sharded_sites_are_refused() -> None:
+    def body() -> None:
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("sites", "shards"))
+        model = make_model()
+        fully_shard(model, mesh=mesh["shards"])
+        step = outer.outer_step(model, every=2, group=mesh.get_group("sites"))
+        expect(RuntimeError, "regroup: expected parameters that are whole in each site, got sharded ones", step.regroup)
+
+    run(body, 2)
+
+
+def test_wrong_arguments() -> None:
+    on_meta = torch.optim.SGD([torch.nn.Parameter(torch.empty(3, device="meta"))])
+    sites: Any = object.__new__(zcomm.outer.Sites)
+    text = "sites: expected parameters on a CPU, got some on meta"
+    expect(ValueError, text, lambda: zcomm.outer.OuterStep(on_meta, sites=sites))
+    alone = torch.optim.SGD(make_model().parameters())
+    both = dist.ProcessGroup(dist.HashStore(), 0, 1)
+    text = "sites: expected no group beside it, got both"
+    expect(ValueError, text, lambda: zcomm.outer.OuterStep(alone, group=both, sites=sites))
+    expect(ValueError, "meeting: expected 'host:port', got 'here'", lambda: zcomm.outer.Sites("here"))
+    nobody = "meeting: expected a meeting point at localhost:1, got no answer"
+    expect(RuntimeError, nobody, lambda: zcomm.outer.Sites("localhost:1", timeout=1.0))
+
+
+def test_the_meeting_point_waits_for_the_least_number_and_forgets_the_silent() -> None:
+    def body() -> None:
+        point = MeetingPoint(0, least=2, patience=0.2)
+        store = dist.TCPStore("localhost", point.port, is_master=False)
+
+        def present() -> list[str]:
+            point.poll()
+            return json.loads(store.get("present"))["handles"] if store.check(["present"]) else []
+
+        one = register(store, "one", "terms")
+        assert present() == []
+        two = register(store, "two", "terms")
+        assert present() == ["one", "two"]
+        other = register(store, "other", "others")
+        assert present() == ["one", "two"] and store.check([f"refused {other}"])
+        time.sleep(0.3)
+        store.set(f"beat {two}", "1")
+        assert present() == ["two"]  # one has not beaten since
+        assert present() == ["two"]
+        register(store, "one", "terms")
+        assert present() == ["two", "one"]
+        store.set(f"left {two}", "")
+        assert present() == ["one"]
+        assert one == 1
+
+    run(body, 1, backend=None)

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _meet(port: int, least: int) -> NoReturn:
-    from zcomm.outer.meeting import MeetingPoint
+    from zcomm._meeting import MeetingPoint
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("zcomm").setLevel(logging.INFO)

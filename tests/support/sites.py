@@ -21,8 +21,8 @@ from support.members import Board, fork
 from support.outer import inner_step
 from support.training import make_model
 from support.worlds import set_environment
+from zcomm._meeting import MeetingPoint
 from zcomm.outer.agreement import mark_of
-from zcomm.outer.meeting import MeetingPoint
 
 EVERY = 4
 #: Makes a site's model and OuterStep.

@@ -141,4 +141,4 @@ def _give(held: Any, source: int, group: Any) -> Any:
         if buffer.tell():
             data.copy_(torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8))
         dist.broadcast(data, group_src=source, group=group)
-    return torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu")
+    return torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)

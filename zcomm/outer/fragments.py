@@ -24,6 +24,10 @@ class Fragment:
         self.scale = 1.0  # of the mean that is under way: sites by those that have something to average
         self.gather_at = self.apply_at = 0  # inner steps
 
+    def is_due(self, inner_steps: int, every: int) -> bool:
+        """Tell whether an outer step begins after as many inner steps."""
+        return inner_steps >= self.offset and (inner_steps - self.offset) % every == 0
+
     def read(self) -> torch.Tensor:
         """Return this rank's part of the parameters, as one tensor."""
         with torch.no_grad():

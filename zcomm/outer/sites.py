@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, TCPStore
 
+from zcomm._meeting import register
 from zcomm.distributed.backend import make_member
-from zcomm.outer.meeting import register
 
 _log = logging.getLogger("zcomm")
 
@@ -86,6 +86,17 @@ class Sites:
         _log.warning("sites: %s; this one waits for those that are left", error)
         with contextlib.suppress(RuntimeError):
             self._store.clone().set(f"failed {self._joined}", "")
+
+    def have_all_ended(self) -> bool:
+        """Tell that this site has ended, and wait for the others: until then it keeps what they may have to take over.
+        False once others are present than in the group."""
+        store, key = self._store.clone(), f"ended {self._joined}"
+        store.add(key, 1)
+        while store.add(key, 0) < self._backend.size():
+            if self.has_changed:
+                return False
+            time.sleep(0.05)
+        return True
 
     def close(self) -> None:
         """Leave: the others go on at once."""

@@ -130,7 +130,7 @@ class OuterStep:
         """Count an inner step. Begin, continue and end what is due; waits only for what ``delay`` has not hidden."""
         self._check()
         self._inner_steps += 1
-        self._due = [fragment for fragment in self._fragments if self._is_due(fragment)]
+        self._due = [each for each in self._fragments if each.is_due(self._inner_steps, self._every)]
         self._run(self._make_due)
 
     def regroup(self, group: dist.ProcessGroup | None = None) -> None:
@@ -174,10 +174,11 @@ class OuterStep:
         bit as without the evaluation, and what changes parameters within is lost. All sites call this after the same
         inner step. It sends as much as an outer step of all fragments, in the same format, without error feedback. It
         keeps 4 bytes per parameter meanwhile. Raises ValueError at all sites if they differ. Within it, all methods of
-        the OuterStep but stats() raise RuntimeError."""
-        self._compared = False
+        the OuterStep but stats() raise RuntimeError. With ``sites`` the parameters are those after the last outer
+        steps: nothing is sent, and sites need not call it alike."""
+        self._compared = self._compared and self._sites is not None
         self._check()
-        means = self._run(self._evaluate)
+        means = self._run(self._evaluate) if self._sites is None else [each.values for each in self._fragments]
         own = [fragment.read() for fragment in self._fragments]
         self._is_averaged = True
         try:
@@ -196,6 +197,8 @@ class OuterStep:
         ValueError at all sites if they differ."""
         self._check()
         self._run(self._end)
+        while self._sites is not None and not self._sites.have_all_ended():
+            self._run(self._end)
 
     def _end(self) -> None:
         for fragment in list(self._in_flight):
@@ -211,42 +214,47 @@ class OuterStep:
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state, for a file per rank. With it, the parameters and both optimizers' states, a
         training goes on bit for bit. All sites call this after the same inner step: it waits for the means of
-        fragments under way, which are part of the state. Their outer steps still come when they are due."""
+        fragments under way, which are part of the state. Their outer steps still come when they are due. With ``sites``
+        it waits for nothing: the state has neither means nor residuals, and what is under way begins anew."""
         self._check_usable()
-        self._run(lambda: [self._wait_for_mean(fragment) for fragment in self._in_flight])
-        in_flight = [
-            (self._fragments.index(fragment), fragment.apply_at, fragment.mean.clone())
-            for fragment in self._in_flight
-            if fragment.mean is not None
-        ]
+        waits = self._sites is None
+        in_flight = self._run(
+            lambda: [
+                (self._fragments.index(each), each.apply_at, self._wait_for_mean(each).clone() if waits else None)
+                for each in self._in_flight
+            ]
+        )
         return {
             "settings": dict(self._settings),
-            "rank": self._rank(),
+            "rank": dist.get_rank() if waits else None,  # sites may load that of another one
             "inner_steps": self._inner_steps,
             "values": [fragment.values.clone() for fragment in self._fragments],
             "stepped_at": [fragment.stepped_at for fragment in self._fragments],
             "in_flight": in_flight,
-            "error_feedback": self._feedback.state_dict() if self._feedback is not None else None,
+            "error_feedback": self._feedback.state_dict() if self._feedback is not None and waits else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the ``state_dict`` of the same rank. Raises ValueError if it is of another one, of other arguments or
-        parameters, and RuntimeError while fragments are under way."""
+        parameters, and RuntimeError while fragments are under way. With ``sites`` all meet anew, and have the state of
+        the one that is furthest."""
         self._check_usable()
         if self._in_flight:
             raise RuntimeError(f"state: expected no fragments under way, got {len(self._in_flight)}")
         if (settings := state.get("settings")) != self._settings:
             raise ValueError(f"state: expected one of {self._settings}, got {settings}")
-        if (rank := state.get("rank")) != self._rank():
-            raise ValueError(f"state: expected that of rank {self._rank()}, got that of rank {rank}")
-        if self._feedback is not None:
+        mine = dist.get_rank() if self._sites is None else None
+        if (rank := state.get("rank")) != mine:
+            raise ValueError(f"state: expected that of rank {mine}, got that of rank {rank}")
+        if state["error_feedback"] is not None and self._feedback is not None:
             self._feedback.load_state_dict(state["error_feedback"])
         for fragment, values, stepped_at in zip(self._fragments, state["values"], state["stepped_at"], strict=True):
             fragment.values.copy_(values)
             fragment.stepped_at = stepped_at
         for number, apply_at, mean in state["in_flight"]:
             fragment = self._fragments[number]
-            fragment.mean, fragment.apply_at = mean.to(fragment.values.device, copy=True), apply_at
+            fragment.apply_at = apply_at
+            fragment.mean = mean.to(fragment.values.device, copy=True) if mean is not None else None
             self._in_flight.append(fragment)
         self._inner_steps = state["inner_steps"]
         self._compared = False
@@ -295,9 +303,8 @@ class OuterStep:
 
     def _follow(self, sites: Sites) -> None:
         while True:
-            group = sites.follow()
             try:
-                return self.regroup(group)
+                return self.regroup(sites.follow())
             except dist.DistBackendError as error:
                 sites.report(error)
 
@@ -307,10 +314,6 @@ class OuterStep:
             self._begin(self._due[0], self._delay)
             del self._due[0]
         self._advance()
-
-    def _is_due(self, fragment: Fragment) -> bool:
-        steps = self._inner_steps - fragment.offset
-        return steps >= 0 and steps % self._every == 0
 
     def _advance(self) -> None:
         for fragment in list(self._in_flight):
@@ -379,16 +382,12 @@ class OuterStep:
             self._run(self._compare_sites)
 
     def _check_usable(self) -> None:
+        """Raise RuntimeError within averaged(), and after a call that failed."""
         self._check_is_own()
         if self._has_failed:
             raise RuntimeError("outer step: expected regroup() after a call that failed, got another one")
 
-    def _rank(self) -> int | None:
-        """Return the rank that states are of; None among Sites, of which each may load that of another one."""
-        return dist.get_rank() if self._sites is None else None
-
     def _check_is_own(self) -> None:
-        """Raise RuntimeError within averaged()."""
         if self._is_averaged:
             raise RuntimeError("outer step: expected this call after averaged(), got it within")
 

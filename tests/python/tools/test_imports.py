@@ -12,7 +12,7 @@ PACKAGE = ROOT / "zcomm"
 WORKSHOP = ROOT / "bench" / "zcomm_bench"
 #: Modules that import torch. In others, a function may import it for callers who have torch.
 WITH_TORCH = re.compile(
-    r"(zcomm\.(distributed|fsdp|ddp|megatron|outer|_c10d|_deepspeed)|"
+    r"(zcomm\.(distributed|fsdp|ddp|megatron|outer|_c10d|_deepspeed|_meeting)|"
     r"zcomm_bench\.(contenders|gpu_clock|measure|planner\.units|prove\.stages|tensors|worker))\b"
 )
 

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import zcomm
-from zcomm.outer.meeting import MeetingPoint, register
+from zcomm._meeting import MeetingPoint, register
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ Sites and the point tell each other by the keys of a TCPStore:
 ``refused N``          point     why the site cannot take part
 ``present``            point     the number of this membership, and the handles of its sites: JSON
 ``failed NUMBER``      a site    the calls of a membership have failed: all meet anew, once each has beaten again
+``ended NUMBER``       counter   of the sites of a membership that have ended their training
 =====================  ========  ========================================================================
 """
 

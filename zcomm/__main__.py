@@ -27,9 +27,9 @@ def main() -> None:
     meet.add_argument("--port", type=int, default=29511, help="0 takes a free one")
     meet.add_argument("--least", type=int, default=1, help="sites before the training begins")
     asked = parser.parse_args()
-    if asked.command == "meet":
-        _meet(asked.port, asked.least)
     try:
+        if asked.command == "meet":
+            _meet(asked.port, asked.least)
         print(_nccl.front_path() if asked.command == "nccl-front" else text())
     except RuntimeError as error:
         raise SystemExit(str(error)) from None

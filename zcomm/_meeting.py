@@ -1,17 +1,19 @@
-"""The meeting point of sites that come and go: it tells them who is there. ``python -m zcomm meet`` serves one.
+"""The meeting point of sites that come and go: it tells them who is present. ``python -m zcomm meet`` serves one.
 
-Sites and the point tell each other by the keys of a TCPStore:
+Sites and the point tell each other by the keys of a TCPStore. N is the number of a registration, M of a membership.
 
-=====================  ========  ========================================================================
-``sites``              counter   of registrations
-``site N``             a site    its handle, and the terms on which it trains: JSON
-``beat N``             a site    another text every second
-``left N``             a site    it ends
-``refused N``          point     why the site cannot take part
-``present``            point     the number of this membership, and the handles of its sites: JSON
-``failed NUMBER``      a site    the calls of a membership have failed: all meet anew, once each has beaten again
-``ended NUMBER``       counter   of the sites of a membership that have ended their training
-=====================  ========  ========================================================================
+==============  ========  =========================================================================================
+``sites``       counter   of registrations
+``site N``      a site    a :class:`Registration`, as JSON
+``beat N``      a site    another text every second
+``left N``      a site    it ends
+``refused N``   point     why the site cannot take part
+``lost N``      point     the site was silent, or did not come: it may register again
+``present``     point     M, and the handles of its sites: JSON
+``ready M N``   a site    its calls have failed, or those of others: it waits for another membership
+``again M``     point     a site is ready: so have all to be
+``ended M K``   counter   of the sites that have ended their training after K inner steps
+==============  ========  =========================================================================================
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from torch._C._distributed_c10d import TCPStore
@@ -30,11 +32,21 @@ PATIENCE = 5.0  # seconds without a beat, after which a site is gone
 _PAUSE = 0.1
 
 
+@dataclass(frozen=True)
+class Registration:
+    """``terms``: what sites must have in common. ``joined``: the membership in which the site is, 0 for a new one.
+    ``timeout``: of its calls, in seconds."""
+
+    handle: str
+    terms: str
+    joined: int
+    timeout: float
+
+
 @dataclass
 class _Site:
     number: int
-    handle: str
-    terms: str
+    of: Registration
     beat: bytes = b""
     seen: float = 0.0  # when it has last beaten
 
@@ -46,11 +58,13 @@ class MeetingPoint:
         self._store = TCPStore("localhost", port, is_master=True, wait_for_workers=False)
         self.port: int = self._store.port
         self._least, self._patience = least, patience
-        self._sites: list[_Site] = []  # present, the oldest first
+        self._sites: list[_Site] = []  # those that are present
         self._known = 0  # registrations
+        self._missing_since: float | None = None  # of a site that took a number, and did not register
         self._number = 0  # of the last membership that was told
         self._told: list[str] = []  # its handles
-        self._failed_at: float | None = None  # when its calls failed, as far as is known
+        self._over_at: float | None = None  # when one of its sites was ready for another one
+        self._first_at: float | None = None  # when a site of an earlier meeting point has come
 
     def serve(self) -> NoReturn:
         """Serve for ever."""
@@ -61,47 +75,92 @@ class MeetingPoint:
     def poll(self) -> None:
         """Read what sites have written, and tell a new membership if there is one."""
         now = time.monotonic()
-        for number in range(self._known + 1, self._store.add("sites", 0) + 1):
-            if not self._store.check([f"site {number}"]):
-                break  # it is about to write
-            self._known = number
-            self._admit(number, now)
+        self._admit(now)
         for site in self._sites:
-            beat = self._store.get(f"beat {site.number}") if self._store.check([f"beat {site.number}"]) else b""
+            beat = self._read(f"beat {site.number}")
             if beat != site.beat:
                 site.beat, site.seen = beat, now
-        self._sites = [site for site in self._sites if not self._is_gone(site, now)]
-        if self._failed_at is None and self._store.check([f"failed {self._number}"]):
-            self._failed_at = now
-        has_failed = self._failed_at is not None and all(site.seen > self._failed_at for site in self._sites)
-        if [site.handle for site in self._sites] != self._told or has_failed:
-            self._tell()
+        for site in list(self._sites):
+            if self._has(f"left {site.number}"):
+                self._sites.remove(site)
+            elif now - site.seen > self._patience:
+                self._lose(site, "silent")
+        self._tell(now)
 
-    def _admit(self, number: int, now: float) -> None:
-        told = json.loads(self._store.get(f"site {number}"))
-        site = _Site(number, told["handle"], told["terms"], seen=now)
-        if self._sites and site.terms != self._sites[0].terms:
-            reason = f"the sites that are present train with {self._sites[0].terms}, this one with {site.terms}"
-            self._store.set(f"refused {number}", reason)
-            _log.info("refused %s: %s", site.handle, reason)
+    def _admit(self, now: float) -> None:
+        total = self._store.add("sites", 0)
+        while self._known < total:
+            number = self._known + 1
+            if not self._has(f"site {number}"):  # it is about to write, or was killed before
+                self._missing_since = self._missing_since or now
+                if now - self._missing_since < self._patience:
+                    return
+            else:
+                site = _Site(number, Registration(**json.loads(self._read(f"site {number}"))), seen=now)
+                self._sites = [other for other in self._sites if other.of.handle != site.of.handle] + [site]
+                if site.of.joined and not self._number:
+                    self._first_at = self._first_at or now
+            self._known, self._missing_since = number, None
+
+    def _tell(self, now: float) -> None:
+        is_new = not self._number
+        if is_new and self._first_at is not None:  # waits for all sites that an earlier point knew
+            if now - self._first_at < self._patience:
+                return
+        elif is_new and len(self._sites) < self._least:
             return
-        self._sites = [other for other in self._sites if other.handle != site.handle] + [site]
+        self._refuse()
+        if self._is_over(now) or [site.of.handle for site in self._sites] != self._told:
+            self._over_at, self._told = None, [site.of.handle for site in self._sites]
+            if self._told:
+                # Of the clock, so that it is new to sites that an earlier point knew.
+                earlier = max(self._number, *(site.of.joined for site in self._sites))
+                self._number = max(time.time_ns(), earlier + 1)
+                self._store.set("present", json.dumps({"number": self._number, "handles": self._told}))
+                _log.info("%d sites are present: %s", len(self._told), ", ".join(self._told))
 
-    def _is_gone(self, site: _Site, now: float) -> bool:
-        return now - site.seen > self._patience or self._store.check([f"left {site.number}"])
+    def _is_over(self, now: float) -> bool:
+        """Tell whether all sites of the membership are ready for another one. Loses those that do not come."""
+        members = [site for site in self._sites if site.of.handle in self._told]
+        busy = [site for site in members if not self._has(f"ready {self._number} {site.number}")]
+        if len(busy) == len(members):
+            return False
+        if self._over_at is None:
+            self._over_at = now
+            self._store.set(f"again {self._number}", "")
+        if not all(site.seen > self._over_at for site in members):
+            return False  # some may have been killed
+        if now - self._over_at > max(site.of.timeout for site in members):
+            for site in busy:
+                self._lose(site, "not coming, though others wait")
+            return True
+        return not busy
 
-    def _tell(self) -> None:
-        if len(self._sites) < (1 if self._number else self._least):
-            return
-        handles = [site.handle for site in self._sites]
-        _log.info("%d sites are present: %s", len(handles), ", ".join(handles))
-        # Of the clock, so that it is new to sites that knew an earlier meeting point at this address.
-        self._number, self._told, self._failed_at = time.time_ns(), handles, None
-        self._store.set("present", json.dumps({"number": self._number, "handles": handles}))
+    def _refuse(self) -> None:
+        """Refuse sites with other terms than those of the first one, of which those come first that were members."""
+        self._sites.sort(key=lambda site: not site.of.joined)
+        for site in list(self._sites):
+            terms = self._sites[0].of.terms
+            if site.of.terms != terms:
+                reason = f"the sites that are present train with {terms}, this one with {site.of.terms}"
+                self._sites.remove(site)
+                self._store.set(f"refused {site.number}", reason)
+                _log.info("refused %s: %s", site.of.handle, reason)
+
+    def _lose(self, site: _Site, why: str) -> None:
+        self._sites.remove(site)
+        self._store.set(f"lost {site.number}", "")
+        _log.info("lost %s: it was %s", site.of.handle, why)
+
+    def _has(self, key: str) -> bool:
+        return bool(self._store.check([key]))
+
+    def _read(self, key: str) -> bytes:
+        return bytes(self._store.get(key)) if self._has(key) else b""
 
 
-def register(store: Any, handle: str, terms: str) -> int:
+def register(store: Any, registration: Registration) -> int:
     """Register a site. Returns its number."""
     number: int = store.add("sites", 1)
-    store.set(f"site {number}", json.dumps({"handle": handle, "terms": terms}))
+    store.set(f"site {number}", json.dumps(asdict(registration)))
     return number

@@ -149,10 +149,12 @@ class ErrorFeedback:
         self.forget(key)
         return key
 
-    def forget(self, key: str) -> None:
-        """Forget the residuals of an owner, but for those that were loaded and not used since."""
+    def forget(self, key: str, keeps_loaded: bool = True) -> None:
+        """Forget the residuals of an owner; those that were loaded and not used since only if it keeps none."""
         owned = (f"{key}/", f"{key}:", f"{key},")
-        self._start_over(lambda used: used.startswith(owned) and not self._residuals[used].is_loaded)
+        self._start_over(lambda used: used.startswith(owned) and not (keeps_loaded and self._residuals[used].is_loaded))
+        if not keeps_loaded:
+            self._loaded = {used: one for used, one in self._loaded.items() if not used.startswith(owned)}
 
     def has(self, key: str) -> bool:
         """Tell whether there is a residual, in use or loaded."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import socket
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
@@ -37,6 +38,7 @@ _TOLD_AFTER = 3  # optimizer steps: see _Group.after_step
 _NOTABLE = 0.2  # share of bytes that a setting would compress, from which on it is a warning, if it is not tiny
 _LEAST_TO_CONNECT = datetime.timedelta(seconds=5)
 _FAILED = "failed: "
+_VERSION = f"{__version__}, protocol {rendezvous.PROTOCOL}"
 _ORDER = " (ranks that share several groups make them in the same order?)"
 _ONE_NODE = "it has one node: over NVLink exact calls are mostly as fast. Set compress='auto' or min_bytes, or use nccl"
 _SAME = "(zcomm.exact(), override(), in-place use: the same on all ranks?)"
@@ -65,10 +67,19 @@ def make_member(timeout: datetime.timedelta, name: str) -> elastic.Member:
 
 
 def _make_member(options: Any) -> elastic.Member:
-    def make_group(store: Any, rank: int, size: int, of_group: Any) -> Any:
-        return _Group(store, rank, size, of_group, is_elastic=True).make()
+    def make_group(store: Any, rank: int, size: int, of_group: Any, is_over: Callable[[], bool]) -> Any:
+        return _Group(store, rank, size, of_group, is_over).make()
 
-    return elastic.Member(elastic.address_of_interface() or _address_of_host(), options, make_group)
+    address = elastic.address_of_interface() or _address_of_host()
+    return elastic.Member(address, options, f"{_VERSION}, {_compared(options)}", make_group)
+
+
+def _compared(options: Any) -> dict[str, Any]:
+    """Return the options that all ranks must have alike."""
+    compared = {name: getattr(options, name) for name in OPTION_NAMES}
+    if options.follows_link:
+        compared["min_bytes"] = None  # unlike that of a rank which gives the default's value
+    return compared
 
 
 def _watch() -> None:
@@ -212,23 +223,23 @@ def _warn_of_unread() -> None:
 class _Group:
     """One rank of a group: the Python callbacks of its backend, which is registered under this object."""
 
-    def __init__(self, store: Any, rank: int, size: int, options: Any, is_elastic: bool = False) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, options: Any, is_over: Callable[[], bool] | None = None
+    ) -> None:
         if "traced" in f"{options.forms}{options.groups}":  # of a split, too
             tell_apart_what_is_traced()
         self._rank = rank
         self._size = size
         sample_errors_every = environment.sample_errors_every()  # raises on a wrong one
         # Precedes Gloo's connections, because Gloo's timeout does not name the missing rank.
-        compared = {name: getattr(options, name) for name in OPTION_NAMES}
-        version = f"{__version__}, protocol {rendezvous.PROTOCOL}"
-        mine = {"version": version, "options": compared, "node": _node.node_identity(), "host": None}
+        mine = {"version": _VERSION, "options": _compared(options), "node": _node.node_identity(), "host": None}
         if options.follows_link:
-            compared["min_bytes"] = None  # unlike that of a rank which gives the default's value
             mine["host"] = threshold.this_host()
         self._keys, compared_by_all = rendezvous.meet(
             lambda: PrefixStore("zcomm", store), rank, size, options._timeout.total_seconds(),
             f"start of group '{options.group_name}'" + (_ORDER if options.global_ranks_in_group else ""),
             text=json.dumps(mine), digest=lambda texts: rendezvous.compare(texts, options),
+            is_over=is_over or (lambda: False),
         )  # fmt: skip
         self._compared = json.loads(compared_by_all)
         chosen = self._compared.get("threshold")
@@ -237,7 +248,7 @@ class _Group:
         self._nodes: list[int] = []  # by rank, after the handshake
         self._told: set[str] = set()
         self._steps = 0  # since the group was made, of the optimizer that count_steps() watches
-        self._is_elastic = is_elastic
+        self._is_elastic = is_over is not None  # its members may change
 
     def make(self) -> Any:
         """Make and register the backend."""

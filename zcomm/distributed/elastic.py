@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from zcomm.distributed import environment
 from zcomm.distributed.binding import _c10d
 
-#: Makes the group of one rank: of a store, the rank, the number of ranks, and options.
-MakeGroup = Callable[[Any, int, int, Any], "_c10d.ProcessGroup"]
+#: Makes the group of one rank: of a store, the rank, the number of ranks, options, and what ends it early.
+MakeGroup = Callable[[Any, int, int, Any, Callable[[], bool]], "_c10d.ProcessGroup"]
 
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR
 
@@ -24,19 +24,22 @@ _ADDRESS_OF = 0x8915  # SIOCGIFADDR
 class Member:
     """This process, as a member. It serves a store of its own, so that a group outlives any of its members.
 
-    ``handle`` is ``address:port/number``: where its store is, and a random number.
+    ``handle`` is ``address:port/number``: where its store is, and a random number. ``terms``: what all members must
+    have in common.
     """
 
-    def __init__(self, address: str, options: Any, make_group: MakeGroup) -> None:
-        self._options, self._make_group = options, make_group
+    def __init__(self, address: str, options: Any, terms: str, make_group: MakeGroup) -> None:
+        self._options, self.terms, self._make_group = options, terms, make_group
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=options._timeout)
         self.handle = f"{address}:{self._store.port}/{uuid.uuid4().hex}"
         self._used: set[int] = set()
 
-    def make(self, asked: Any, leave: Callable[[], None]) -> _c10d.ProcessGroup:
+    def make(
+        self, asked: Any, leave: Callable[[], None], is_over: Callable[[], bool] = lambda: False
+    ) -> _c10d.ProcessGroup:
         """Make the group of the members that ``asked`` names, a ReconfigureOptions of torch. They meet in the store of
         rank 0. ``leave`` ends the group of the earlier members. Raises ValueError for a used uuid or wrong handles,
-        before that; and RuntimeError if a member does not come."""
+        before that; and RuntimeError if a member does not come, or once ``is_over()``."""
         handles = sorted(asked.handles) if isinstance(asked.handles, set) else list(asked.handles)
         self._check(asked.uuid, handles)
         self._used.add(asked.uuid)
@@ -45,7 +48,7 @@ class Member:
         if asked.timeout is not None:
             options._timeout = asked.timeout
         store = self._store if rank == 0 else self._join(handles[0], options._timeout)
-        return self._make_group(PrefixStore(f"reconfigure {asked.uuid}", store), rank, len(handles), options)
+        return self._make_group(PrefixStore(f"reconfigure {asked.uuid}", store), rank, len(handles), options, is_over)
 
     def _check(self, number: int, handles: list[str]) -> None:
         if number in self._used:

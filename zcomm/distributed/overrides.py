@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import sys
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -67,6 +69,17 @@ class override(_Change):
         _c10d.PolicyOverride(**self._fields)  # raises on a wrong field now, not at the first call
         if "traced" in f"{forms}{groups}":
             tell_apart_what_is_traced()
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Nothing overrides the calls in this block, whatever is in force around it."""
+    active = _active()
+    _activate(None)
+    try:
+        yield
+    finally:
+        _activate(active)
 
 
 def forced_exact(because: _c10d.Verdict) -> _Change:

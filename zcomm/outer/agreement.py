@@ -18,6 +18,7 @@ from zcomm.outer.arguments import parameters_of
 from zcomm.outer.errors import lost_ranks_named
 from zcomm.outer.fragments import Fragment
 
+_PIECE = 4 << 20  # bytes
 _COMPARED = (  # between sites
     "number of inner steps",
     "arguments",
@@ -76,7 +77,7 @@ class Furthest:
     """The site that is furthest: the most outer steps, then the most inner steps, then the lowest rank.
 
     ``pending``: its fragments under way, in order. ``trained``: by fragment, the number of sites that have trained
-    since its last outer step.
+    since its last outer step, and since they took over its values.
     """
 
     inner_steps: int
@@ -93,25 +94,47 @@ def take_over(
     meanwhile."""
     rank, number = backend_of(group).rank(), len(fragments)
     steps = [fragment.stepped_at for fragment in fragments]
+    idle = [max(fragment.stepped_at, fragment.taken_at) for fragment in fragments]
     places = [pending.index(each) + 1 if each in pending else 0 for each in range(number)]
     marks = [mark_of(_arguments(optimizer)), *(mark_of(_held(fragment, optimizer)) for fragment in fragments)]
-    everybody = torch.stack(gather_numbers([sum(steps), inner_steps, *steps, *places, *marks], group))
+    everybody = torch.stack(gather_numbers([sum(steps), inner_steps, *steps, *places, *idle, *marks], group))
     source = max(range(len(everybody)), key=lambda site: (*everybody[site][:2].tolist(), -site))
-    _, inner_steps, *of_fragments = everybody[source][: 2 + 2 * number].tolist()
+    _, inner_steps, *of_source = everybody[source][: 2 + 2 * number].tolist()
     same = everybody[:, -number - 1 :] == everybody[source][-number - 1 :]
+    trained = same[:, 1:] & (everybody[:, 1:2] > everybody[:, 2 + 2 * number : 2 + 3 * number])
     if not same[:, 0].all():
         given = _give(_arguments(optimizer), source, group)
         for chosen, arguments in zip(optimizer.param_groups, given, strict=True):
             chosen.update(arguments)
-    for fragment, stepped_at, has_it in zip(fragments, of_fragments, same[:, 1:].T, strict=False):
-        fragment.stepped_at = stepped_at
-        if not has_it.all():
+    for each, fragment in enumerate(fragments):
+        if not same[:, 1 + each].all():
             given = _give(_held(fragment, optimizer), source, group)
-            if not has_it[rank]:
+            if not same[rank, 1 + each]:
                 _take(fragment, optimizer, *given)
-    order = sorted((place, each) for each, place in enumerate(of_fragments[number:]) if place)
-    trained = same[:, 1:] & (everybody[:, 1:2] > everybody[:, 2 : 2 + number])
+        # Only now: a site that is lost before has taken nothing.
+        fragment.stepped_at = of_source[each]
+        if not trained[rank, each]:
+            fragment.taken_at = inner_steps
+    order = sorted((place, each) for each, place in enumerate(of_source[number:]) if place)
     return Furthest(inner_steps, [each for _, each in order], trained.sum(0).tolist())
+
+
+class Comparison:
+    """Of the values of a fragment, among all sites, while its mean is under way."""
+
+    def __init__(self, values: torch.Tensor, group: Any) -> None:
+        mine = torch.tensor([mark_of(values)])
+        self._all = [torch.empty_like(mine) for _ in range(backend_of(group).size())]
+        with lost_ranks_named("compared values"):
+            self._work = dist.all_gather(self._all, mine, group=group, async_op=True)
+
+    def check(self) -> None:
+        """Raise torch's DistBackendError if sites differ."""
+        with lost_ranks_named("compared values"):
+            self._work.wait()
+        for site, mark in enumerate(self._all):
+            if mark != self._all[0]:
+                raise dist.DistBackendError(f"sites have parted: site {site} has other values than site 0")
 
 
 def _arguments(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -130,7 +153,7 @@ def _take(fragment: Fragment, optimizer: torch.optim.Optimizer, values: torch.Te
 
 
 def _give(held: Any, source: int, group: Any) -> Any:
-    """Return what ``source`` holds."""
+    """Return what ``source`` holds. Sends it in pieces, each of which has the group's timeout."""
     buffer = io.BytesIO()
     if backend_of(group).rank() == source:
         torch.save(held, buffer)
@@ -140,5 +163,6 @@ def _give(held: Any, source: int, group: Any) -> Any:
         data = torch.empty(int(size), dtype=torch.uint8)
         if buffer.tell():
             data.copy_(torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8))
-        dist.broadcast(data, group_src=source, group=group)
+        for piece in torch.split(data, _PIECE):
+            dist.broadcast(piece, group_src=source, group=group)
     return torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)

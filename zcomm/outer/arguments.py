@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from zcomm._units import parse_rate
-
 
 def check_parameters(parameters: list[torch.Tensor], among_sites: bool) -> None:
     kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
@@ -29,13 +27,6 @@ def check_numbers(every: int, fragments: int, delay: int, keep: float, most: int
         raise ValueError(f"keep: expected 0 to 1, got {keep}")
     if connections is not None and not 1 <= connections <= 64:
         raise ValueError(f"connections: expected 1 to 64, got {connections}")
-
-
-def rate_of(max_rate: str) -> float:
-    try:
-        return parse_rate(max_rate)
-    except ValueError as error:
-        raise ValueError(f"max_rate: {error}") from None
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.distributed.tensor import DTensor
 
 from zcomm.distributed._fsdp2 import reshard_holders
+from zcomm.feedback import ErrorFeedback
 from zcomm.outer.arguments import parameters_of
 from zcomm.outer.averaging import Averaging
+from zcomm.outer.rate import RateLimit
 
 
 class Fragment:
@@ -20,13 +24,38 @@ class Fragment:
         self.averaging: Averaging
         self.evaluation: Averaging  # of the same values, without error feedback
         self.stepped_at = 0  # inner steps, at its last outer step
+        self.taken_at = 0  # inner steps, when this site took over its values and had not trained
         self.mean: torch.Tensor | None = None  # once it is there
-        self.scale = 1.0  # of the mean that is under way: sites by those that have something to average
-        self.gather_at = self.apply_at = 0  # inner steps
+        self.scale = (0, 1.0)  # of a mean that begins after as many inner steps: sites by those that have trained
+        self.comparison: Any = None  # of the values at all Sites, while it is under way
+        self.began_at = self.gather_at = self.apply_at = 0  # inner steps
 
     def is_due(self, inner_steps: int, every: int) -> bool:
         """Tell whether an outer step begins after as many inner steps."""
         return inner_steps >= self.offset and (inner_steps - self.offset) % every == 0
+
+    def plan(self, format: str, feedback: ErrorFeedback | None, key: str, group: Any) -> None:
+        """Plan the calls of a group; ``key`` names the residuals."""
+        shape = len(self.values), self.values.device, format
+        self.averaging = Averaging(*shape, feedback, key, group)
+        self.evaluation = Averaging(*shape, None, key, group)
+
+    def reduce(self, averaging: Averaging, rate: RateLimit) -> None:
+        """Begin to average the pseudo-gradients."""
+        buffer = averaging.new_buffer()
+        torch.sub(self.values, self.read(), out=buffer[: len(self.values)])
+        rate.wait(averaging.bytes)
+        averaging.reduce(buffer)
+
+    def wait_for_mean(self) -> torch.Tensor:
+        """Return the mean that is under way. Raises torch's DistBackendError if sites are lost, or have parted."""
+        if self.mean is None:
+            if self.comparison is not None:
+                self.comparison.check()
+            self.mean, (scaled_at, scale) = self.averaging.finish(), self.scale
+            if self.began_at == scaled_at and scale != 1:
+                self.mean.mul_(scale)
+        return self.mean
 
     def read(self) -> torch.Tensor:
         """Return this rank's part of the parameters, as one tensor."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -15,11 +14,13 @@ import zcomm._core as _core
 from zcomm._checks import check_types
 from zcomm.distributed._fsdp2 import find_groups
 from zcomm.distributed.groups import backend_of
+from zcomm.distributed.overrides import undisturbed
 from zcomm.feedback import ErrorFeedback
-from zcomm.outer.agreement import compare, take_over
-from zcomm.outer.arguments import check_numbers, check_parameters, parameters_of, rate_of
+from zcomm.outer.agreement import Comparison, compare, take_over
+from zcomm.outer.arguments import check_numbers, check_parameters, parameters_of
 from zcomm.outer.averaging import Averaging, set_connections
 from zcomm.outer.fragments import Fragment, cut
+from zcomm.outer.rate import RateLimit
 from zcomm.outer.sites import Sites
 from zcomm.outer.stats import OuterStats
 
@@ -91,14 +92,12 @@ class OuterStep:
         _core.BlockFormat(format)  # raises on an unknown one
         if sites is not None and group is not None:
             raise ValueError("sites: expected no group beside it, got both")
-        self._rate = rate_of(max_rate) if max_rate is not None else None
+        self._rate = RateLimit(max_rate)
         find_groups()
         self._optimizer, self._group, self._sites = optimizer, group, sites
         self._every, self._delay, self._keep = every, delay, keep
         self._connections = connections
         self._inner_steps = 0
-        self._limit_seconds = 0.0
-        self._free_at = 0.0  # when the fragments that began so far have had their time at the rate
         self._compared = self._is_averaged = False  # the latter within averaged()
         self._has_failed = False  # a call, so that sites may have parted
         if error_feedback is True:
@@ -119,18 +118,27 @@ class OuterStep:
             "error_feedback": self._feedback is not None,
             "elements": [len(fragment.values) for fragment in self._fragments],  # on this rank and its likes
         }  # fmt: skip
+        self._begin_training()
+
+    def _begin_training(self) -> None:
+        sites = self._sites
         if sites is None:
-            self._settings["sites"] = backend_of(group).size()
-            self._make_averagings()
-        else:
-            sites.join(repr(self._settings))
+            self._settings["sites"] = backend_of(self._group).size()
+            return self._make_averagings()
+        self._check_regroup()
+        sites.join(f"connections={self._connections}, {self._settings}")
+        try:
             self._follow(sites)
+        except BaseException:
+            sites.close()  # the others do not wait for this one
+            raise
 
     def step(self) -> None:
         """Count an inner step. Begin, continue and end what is due; waits only for what ``delay`` has not hidden."""
         self._check()
         self._inner_steps += 1
-        self._due = [each for each in self._fragments if each.is_due(self._inner_steps, self._every)]
+        due = [each for each in self._fragments if each.is_due(self._inner_steps, self._every)]
+        self._due = [each for each in due if each not in self._in_flight]  # regroup() may have begun one late
         self._run(self._make_due)
 
     def regroup(self, group: dist.ProcessGroup | None = None) -> None:
@@ -138,30 +146,38 @@ class OuterStep:
 
         ``group``: of the sites that are there now; None: the one before, which torch has reconfigured. The site that
         is furthest gives the others its values, its outer optimizer's arguments and state, and its number of inner
-        steps. A site that has its bits keeps its own parameters, which train on. What is under way begins anew; its
-        mean is that of the sites that have trained since. Residuals of error feedback start over.
+        steps. Sites that have these values already go on with their own parameters. What is under way begins anew,
+        with the mean of the sites that have trained since their last outer step. Residuals start over.
 
-        Raises ValueError if sites differ in arguments, RuntimeError for parameters that are sharded in the sites, and
-        torch's DistBackendError if a site is lost meanwhile. Then, call it again."""
+        Raises ValueError if sites differ in arguments, RuntimeError for parameters that are sharded in the sites or on
+        a GPU, and torch's DistBackendError if a site is lost meanwhile. Then, call it again."""
+        if self._sites is not None:
+            raise RuntimeError("regroup: expected no call with sites: step() does it")
         self._check_is_own()
-        if any(isinstance(parameter, DTensor) for parameter in parameters_of(self._optimizer)):
-            raise RuntimeError("regroup: expected parameters that are whole in each site, got sharded ones")
-        pending = [self._fragments.index(fragment) for fragment in [*self._in_flight, *self._due]]
-        self._before, self._has_failed = self.stats(), True
-        self._group = group if group is not None else self._group
-        self._in_flight, self._due = [], []
+        self._check_regroup()
+        self._regroup(group if group is not None else self._group)
+
+    def _check_regroup(self) -> None:
+        parameters = parameters_of(self._optimizer)
+        if any(isinstance(parameter, DTensor) or not parameter.is_cpu for parameter in parameters):
+            raise RuntimeError("regroup: expected parameters on a CPU, whole in each site, got others")
+
+    def _regroup(self, group: dist.ProcessGroup | None) -> None:
+        self._has_failed = True
+        self._in_flight, self._due = [], [*self._in_flight, *self._due]  # to begin anew, be it at a later attempt
+        self._group = group
+        self._rate.restart()
         if self._feedback is not None:
-            self._feedback.forget(self._name)
+            self._feedback.forget(self._name, keeps_loaded=False)
         self._make_averagings()
-        furthest = take_over(self._fragments, self._optimizer, self._inner_steps, pending, self._group)
-        self._inner_steps, size = furthest.inner_steps, backend_of(self._group).size()
+        pending = [self._fragments.index(fragment) for fragment in self._due]
+        furthest = take_over(self._fragments, self._optimizer, self._inner_steps, pending, group)
+        self._inner_steps, size = furthest.inner_steps, backend_of(group).size()
         if "sites" in self._settings:
             self._settings["sites"] = size
-        for fragment in self._fragments:
-            fragment.mean, fragment.scale = None, 1.0
-        for number in furthest.pending:
-            self._fragments[number].scale = size / furthest.trained[number]
-            self._due.append(self._fragments[number])
+        for fragment, trained in zip(self._fragments, furthest.trained, strict=True):
+            fragment.mean, fragment.scale = None, (self._inner_steps, size / max(trained, 1))
+        self._due = [self._fragments[number] for number in furthest.pending]
         self._compare_sites()
         self._make_due()
         self._has_failed = False
@@ -197,7 +213,7 @@ class OuterStep:
         ValueError at all sites if they differ."""
         self._check()
         self._run(self._end)
-        while self._sites is not None and not self._sites.have_all_ended():
+        while self._sites is not None and not self._sites.have_all_ended(self._inner_steps):
             self._run(self._end)
 
     def _end(self) -> None:
@@ -216,29 +232,33 @@ class OuterStep:
         training goes on bit for bit. All sites call this after the same inner step: it waits for the means of
         fragments under way, which are part of the state. Their outer steps still come when they are due. With ``sites``
         it waits for nothing: the state has neither means nor residuals, and what is under way begins anew."""
-        self._check_usable()
         waits = self._sites is None
-        in_flight = self._run(
-            lambda: [
-                (self._fragments.index(each), each.apply_at, self._wait_for_mean(each).clone() if waits else None)
-                for each in self._in_flight
-            ]
-        )
+        if self._in_flight and waits:
+            self._check_usable()
+        self._check_is_own()
+
+        def in_flight() -> list[tuple[int, int, torch.Tensor | None]]:
+            means = [each.wait_for_mean().clone() if waits else None for each in self._in_flight]
+            numbers = [(self._fragments.index(each), each.apply_at) for each in self._in_flight]
+            return [(*number, mean) for number, mean in zip(numbers, means, strict=True)]
+
         return {
             "settings": dict(self._settings),
             "rank": dist.get_rank() if waits else None,  # sites may load that of another one
             "inner_steps": self._inner_steps,
             "values": [fragment.values.clone() for fragment in self._fragments],
             "stepped_at": [fragment.stepped_at for fragment in self._fragments],
-            "in_flight": in_flight,
+            "in_flight": self._run(in_flight) if waits else in_flight(),
             "error_feedback": self._feedback.state_dict() if self._feedback is not None and waits else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the ``state_dict`` of the same rank. Raises ValueError if it is of another one, of other arguments or
         parameters, and RuntimeError while fragments are under way. With ``sites`` all meet anew, and have the state of
-        the one that is furthest."""
+        the one that is furthest: load parameters and optimizers before."""
         self._check_usable()
+        if self._sites is not None:
+            self._in_flight = []
         if self._in_flight:
             raise RuntimeError(f"state: expected no fragments under way, got {len(self._in_flight)}")
         if (settings := state.get("settings")) != self._settings:
@@ -271,21 +291,19 @@ class OuterStep:
             sent_bytes=before.sent_bytes + sum(each.count * each.bytes for each in made),
             exact_bytes=before.exact_bytes + sum(each.count * each.exact_bytes for each in made),
             in_flight=len(self._in_flight),
-            limit_seconds=self._limit_seconds,
+            limit_seconds=self._rate.seconds,
             wait_seconds=before.wait_seconds + sum(each.wait_seconds for each in made),
         )
 
     def _make_averagings(self) -> None:
         """Plan the calls of the present group."""
-        backend = backend_of(self._group)
+        backend, averagings = backend_of(self._group), []
         set_connections(backend, self._connections)
-        self._averagings = []
         for number, fragment in enumerate(self._fragments):
             key = f"{self._name}: fragment {number} of {len(self._fragments)}/rank {backend.rank()}"
-            shape = len(fragment.values), fragment.values.device, self._settings["format"]
-            fragment.averaging = Averaging(*shape, self._feedback, key, self._group)
-            fragment.evaluation = Averaging(*shape, None, key, self._group)
-            self._averagings += [fragment.averaging, fragment.evaluation]
+            fragment.plan(self._settings["format"], self._feedback, key, self._group)
+            averagings += [fragment.averaging, fragment.evaluation]
+        self._before, self._averagings = self.stats(), averagings
 
     def _run(self, act: Callable[[], _Result]) -> _Result:
         """Do what sends. Among Sites, go on with those that are left if one is lost, and with those that come."""
@@ -304,7 +322,8 @@ class OuterStep:
     def _follow(self, sites: Sites) -> None:
         while True:
             try:
-                return self.regroup(sites.follow())
+                with undisturbed():  # an exact() around step() is not for this
+                    return self._regroup(sites.follow())
             except dist.DistBackendError as error:
                 sites.report(error)
 
@@ -323,48 +342,27 @@ class OuterStep:
                 fragment.averaging.gather()
 
     def _begin(self, fragment: Fragment, delay: int) -> None:
-        self._reduce(fragment, fragment.averaging)
+        if self._sites is not None:
+            fragment.comparison = Comparison(fragment.values, self._group)
+        fragment.reduce(fragment.averaging, self._rate)
+        fragment.began_at = self._inner_steps
         fragment.gather_at = self._inner_steps + (delay + 1) // 2
         fragment.apply_at = self._inner_steps + delay
         self._in_flight.append(fragment)
 
     def _evaluate(self) -> list[torch.Tensor]:
         for fragment in self._fragments:
-            self._reduce(fragment, fragment.evaluation)
+            fragment.reduce(fragment.evaluation, self._rate)
         return [fragment.values - fragment.evaluation.finish() for fragment in self._fragments]
-
-    def _reduce(self, fragment: Fragment, averaging: Averaging) -> None:
-        """Begin to average the pseudo-gradients."""
-        buffer = averaging.new_buffer()
-        torch.sub(fragment.values, fragment.read(), out=buffer[: len(fragment.values)])
-        self._keep_rate(averaging.bytes)
-        averaging.reduce(buffer)
 
     def _write(self, values: list[torch.Tensor]) -> None:
         for fragment, flat in zip(self._fragments, values, strict=True):
             fragment.write(flat)
 
-    def _keep_rate(self, num_bytes: int) -> None:
-        if self._rate is None:
-            return
-        now = time.monotonic()
-        if now < self._free_at:
-            time.sleep(self._free_at - now)
-            self._limit_seconds += self._free_at - now
-        self._free_at = max(now, self._free_at) + num_bytes / self._rate
-
-    def _wait_for_mean(self, fragment: Fragment) -> torch.Tensor:
-        if fragment.mean is None:
-            fragment.mean = fragment.averaging.finish()
-            if fragment.scale != 1:
-                fragment.mean.mul_(fragment.scale)
-                fragment.scale = 1.0
-        return fragment.mean
-
     def _apply(self, fragment: Fragment, keep: float | None = None) -> None:
         """Make the fragment's outer step."""
         keep = self._keep if keep is None else keep
-        mean = self._wait_for_mean(fragment)
+        mean = fragment.wait_for_mean()
         fragment.step(self._optimizer, mean, keep)
         fragment.mean, fragment.stepped_at = None, self._inner_steps
         self._in_flight.remove(fragment)
@@ -382,10 +380,10 @@ class OuterStep:
             self._run(self._compare_sites)
 
     def _check_usable(self) -> None:
-        """Raise RuntimeError within averaged(), and after a call that failed."""
+        """Raise RuntimeError within averaged(), and DistBackendError after a call that failed."""
         self._check_is_own()
         if self._has_failed:
-            raise RuntimeError("outer step: expected regroup() after a call that failed, got another one")
+            raise dist.DistBackendError("outer step: expected regroup() after a call that failed, got another one")
 
     def _check_is_own(self) -> None:
         if self._is_averaged:

@@ -347,7 +347,7 @@ def test_fragments_wait_until_the_rate_allows_them(monkeypatch: pytest.MonkeyPat
 
     def body() -> None:
         clock = Clock()
-        monkeypatch.setattr(zcomm.outer.step, "time", clock)
+        monkeypatch.setattr(zcomm.outer.rate, "time", clock)
         model = make_model()
         outer = sites.outer_step(model, every=4, fragments=2, format="int4:64", max_rate="100kbit")
         for step in range(1, 21):

@@ -1,0 +1,142 @@
+"""The meeting point of sites: whom it tells of, refuses, and leaves out."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch.distributed as dist
+
+from zcomm._meeting import MeetingPoint, Registration, register
+
+PATIENCE = 0.3
+
+
+class Table:
+    """A meeting point, and sites that only write."""
+
+    def __init__(self, least: int = 1, patience: float = PATIENCE) -> None:
+        self.point = MeetingPoint(0, least, patience)
+        self.store = dist.TCPStore("localhost", self.point.port, is_master=False)  # type: ignore[attr-defined]
+        self.beats = 0
+
+    def come(self, handle: str, terms: str = "terms", joined: int = 0, timeout: float = 60.0) -> int:
+        return register(self.store, Registration(handle, terms, joined, timeout))
+
+    def beat(self, *numbers: int) -> None:
+        self.beats += 1
+        for number in numbers:
+            self.store.set(f"beat {number}", str(self.beats))
+
+    def told(self) -> tuple[int, list[str]]:
+        self.point.poll()
+        present = json.loads(self.store.get("present")) if self.has("present") else {"number": 0, "handles": []}
+        return present["number"], present["handles"]
+
+    def handles(self) -> list[str]:
+        return self.told()[1]
+
+    def has(self, key: str) -> bool:
+        return bool(self.store.check([key]))
+
+
+def test_the_training_begins_with_the_least_number() -> None:
+    table = Table(least=2)
+    table.come("one")
+    assert table.handles() == []
+    table.come("two")
+    assert table.handles() == ["one", "two"]
+
+
+def test_a_silent_site_is_lost_and_may_register_again() -> None:
+    table = Table()
+    one, two = table.come("one"), table.come("two")
+    table.handles()
+    time.sleep(PATIENCE)
+    table.beat(two)
+    assert table.handles() == ["two"] and table.has(f"lost {one}") and not table.has(f"lost {two}")
+    again = table.come("one")
+    assert table.handles() == ["two", "one"]
+    table.store.set(f"left {two}", "")
+    assert table.handles() == ["one"] and not table.has(f"lost {again}")
+
+
+def test_the_same_sites_are_told_again_after_all_were_silent() -> None:
+    table = Table()
+    one = table.come("one")
+    first, _ = table.told()
+    time.sleep(PATIENCE)
+    assert table.told() == (first, ["one"]) and table.has(f"lost {one}")
+    table.come("one")
+    second, handles = table.told()
+    assert second > first and handles == ["one"]
+
+
+def test_other_terms_are_refused_and_those_of_members_are_those_of_all() -> None:
+    table = Table()
+    table.come("one")
+    other = table.come("other", "others")
+    assert table.handles() == ["one"] and table.has(f"refused {other}")
+    new = Table()  # a meeting point that was started again
+    stranger = new.come("stranger", "others")
+    new.come("one", joined=5)
+    assert new.handles() == []  # it waits for the other members
+    new.come("two", joined=5)
+    time.sleep(PATIENCE)
+    new.beat(stranger, 2, 3)
+    number, handles = new.told()
+    assert handles == ["one", "two"] and new.has(f"refused {stranger}") and number > 5
+
+
+def test_members_of_an_earlier_point_need_not_be_the_least_number() -> None:
+    table = Table(least=3)
+    number = table.come("one", joined=2**62)  # of a clock that was ahead
+    table.handles()
+    time.sleep(PATIENCE)
+    table.beat(number)
+    assert table.told() == (2**62 + 1, ["one"])
+
+
+def test_all_meet_anew_once_each_is_ready() -> None:
+    table = Table(patience=30)
+    numbers = [table.come("one"), table.come("two")]
+    table.beat(*numbers)
+    first, handles = table.told()
+    table.store.set(f"ready {first} {numbers[0]}", "")
+    table.beat(*numbers)
+    assert table.told() == (first, handles) and table.has(f"again {first}")
+    table.store.set(f"ready {first} {numbers[1]}", "")
+    table.beat(*numbers)
+    second, handles = table.told()
+    assert second > first and handles == ["one", "two"]
+    table.beat(*numbers)
+    assert table.told() == (second, handles)
+
+
+def test_a_site_that_beats_and_does_not_come_is_left_out() -> None:
+    table = Table(patience=30)
+    one, stuck = table.come("one", timeout=0.2), table.come("stuck", timeout=0.1)
+    table.beat(one, stuck)
+    first, _ = table.told()
+    table.store.set(f"ready {first} {one}", "")
+    table.told()
+    time.sleep(0.25)
+    table.beat(one, stuck)
+    assert table.handles() == ["one"] and table.has(f"lost {stuck}")
+
+
+def test_a_site_that_was_killed_while_it_registered_holds_up_nobody() -> None:
+    table = Table()
+    table.store.add("sites", 1)
+    table.come("two")
+    assert table.handles() == []
+    time.sleep(PATIENCE)
+    table.beat(2)
+    assert table.handles() == ["two"]
+
+
+def test_a_port_that_is_in_use_is_an_error() -> None:
+    point = MeetingPoint(0)
+    with pytest.raises(RuntimeError, match="EADDRINUSE"):
+        MeetingPoint(point.port)

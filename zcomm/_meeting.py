@@ -8,7 +8,7 @@ Sites and the point tell each other by the keys of a TCPStore. N is the number o
 ``beat N``      a site    another text every second
 ``left N``      a site    it ends
 ``refused N``   point     why the site cannot take part
-``lost N``      point     the site was silent, or did not come: it may register again
+``lost N``      point     why the site is left out: it may register again
 ``present``     point     M, and the handles of its sites: JSON
 ``ready M N``   a site    its calls have failed, or those of others: it waits for another membership
 ``again M``     point     a site is ready: so have all to be
@@ -29,6 +29,9 @@ from torch._C._distributed_c10d import TCPStore
 _log = logging.getLogger("zcomm")
 
 PATIENCE = 5.0  # seconds without a beat, after which a site is gone
+SILENT = "it was silent"
+_BUSY = "others waited for it"
+_MORE = 10  # times as long as usual, for sites that only new ones wait for
 _PAUSE = 0.1
 
 
@@ -63,8 +66,9 @@ class MeetingPoint:
         self._missing_since: float | None = None  # of a site that took a number, and did not register
         self._number = 0  # of the last membership that was told
         self._told: list[str] = []  # its handles
+        self._before: list[str] = []  # handles of the membership before it
         self._over_at: float | None = None  # when one of its sites was ready for another one
-        self._first_at: float | None = None  # when a site of an earlier meeting point has come
+        self._first_at: float | None = None  # when the first of earlier members has come back to an empty point
 
     def serve(self) -> NoReturn:
         """Serve for ever."""
@@ -84,7 +88,7 @@ class MeetingPoint:
             if self._has(f"left {site.number}"):
                 self._sites.remove(site)
             elif now - site.seen > self._patience:
-                self._lose(site, "silent")
+                self._lose(site, SILENT)
         self._tell(now)
 
     def _admit(self, now: float) -> None:
@@ -95,23 +99,30 @@ class MeetingPoint:
                 self._missing_since = self._missing_since or now
                 if now - self._missing_since < self._patience:
                     return
+                self._store.set(f"lost {number}", SILENT)
             else:
-                site = _Site(number, Registration(**json.loads(self._read(f"site {number}"))), seen=now)
-                self._sites = [other for other in self._sites if other.of.handle != site.of.handle] + [site]
-                if site.of.joined and not self._number:
-                    self._first_at = self._first_at or now
+                self._add(number, self._read(f"site {number}"), now)
             self._known, self._missing_since = number, None
 
+    def _add(self, number: int, text: bytes, now: float) -> None:
+        try:
+            site = _Site(number, Registration(**json.loads(text)), seen=now)
+        except (TypeError, ValueError):
+            return self._store.set(f"refused {number}", "its zcomm has another protocol than the meeting point's")
+        self._sites = [other for other in self._sites if other.of.handle != site.of.handle] + [site]
+
     def _tell(self, now: float) -> None:
-        is_new = not self._number
-        if is_new and self._first_at is not None:  # waits for all sites that an earlier point knew
+        if not self._told and any(site.of.joined for site in self._sites):
+            self._first_at = self._first_at or now
             if now - self._first_at < self._patience:
-                return
-        elif is_new and len(self._sites) < self._least:
+                return  # all of them are about to come
+        elif not self._told and len(self._sites) < (1 if self._number else self._least):
             return
+        self._first_at = None
         self._refuse()
         if self._is_over(now) or [site.of.handle for site in self._sites] != self._told:
-            self._over_at, self._told = None, [site.of.handle for site in self._sites]
+            self._before, self._told = self._told, [site.of.handle for site in self._sites]
+            self._over_at = None
             if self._told:
                 # Of the clock, so that it is new to sites that an earlier point knew.
                 earlier = max(self._number, *(site.of.joined for site in self._sites))
@@ -130,15 +141,17 @@ class MeetingPoint:
             self._store.set(f"again {self._number}", "")
         if not all(site.seen > self._over_at for site in members):
             return False  # some may have been killed
-        if now - self._over_at > max(site.of.timeout for site in members):
+        ready_handles = {site.of.handle for site in members if site not in busy}
+        more = 1 if ready_handles & set(self._before) or not self._before else _MORE
+        if now - self._over_at > more * max(site.of.timeout for site in members) + self._patience:
             for site in busy:
-                self._lose(site, "not coming, though others wait")
+                self._lose(site, _BUSY)
             return True
         return not busy
 
     def _refuse(self) -> None:
-        """Refuse sites with other terms than those of the first one, of which those come first that were members."""
-        self._sites.sort(key=lambda site: not site.of.joined)
+        """Refuse sites with other terms than those of the members, else of those that were members once."""
+        self._sites.sort(key=lambda site: (site.of.handle not in self._told, not site.of.joined))
         for site in list(self._sites):
             terms = self._sites[0].of.terms
             if site.of.terms != terms:
@@ -149,8 +162,8 @@ class MeetingPoint:
 
     def _lose(self, site: _Site, why: str) -> None:
         self._sites.remove(site)
-        self._store.set(f"lost {site.number}", "")
-        _log.info("lost %s: it was %s", site.of.handle, why)
+        self._store.set(f"lost {site.number}", why)
+        _log.info("lost %s: %s", site.of.handle, why)
 
     def _has(self, key: str) -> bool:
         return bool(self._store.check([key]))

@@ -38,7 +38,6 @@ _TOLD_AFTER = 3  # optimizer steps: see _Group.after_step
 _NOTABLE = 0.2  # share of bytes that a setting would compress, from which on it is a warning, if it is not tiny
 _LEAST_TO_CONNECT = datetime.timedelta(seconds=5)
 _FAILED = "failed: "
-_VERSION = f"{__version__}, protocol {rendezvous.PROTOCOL}"
 _ORDER = " (ranks that share several groups make them in the same order?)"
 _ONE_NODE = "it has one node: over NVLink exact calls are mostly as fast. Set compress='auto' or min_bytes, or use nccl"
 _SAME = "(zcomm.exact(), override(), in-place use: the same on all ranks?)"
@@ -55,7 +54,8 @@ def create_backend(distributed: Any, pg_options: Any) -> Any:
     if any(getattr(asked, "enable_reconfigure", False) for asked in (distributed, pg_options)):  # torch 2.14
         member = _make_member(options)
         return _c10d.ElasticGroup(rank, size, options, member.handle, member.make)
-    return _Group(_meeting_place(distributed), rank, size, options).make()
+    store = _meeting_place(distributed)
+    return _Group(lambda: store, rank, size, options).make()
 
 
 def make_member(timeout: datetime.timedelta, name: str) -> elastic.Member:
@@ -67,11 +67,15 @@ def make_member(timeout: datetime.timedelta, name: str) -> elastic.Member:
 
 
 def _make_member(options: Any) -> elastic.Member:
-    def make_group(store: Any, rank: int, size: int, of_group: Any, is_over: Callable[[], bool]) -> Any:
-        return _Group(store, rank, size, of_group, is_over).make()
+    def make_group(connect: Callable[[], Any], rank: int, size: int, of_group: Any, is_over: Callable[[], bool]) -> Any:
+        return _Group(connect, rank, size, of_group, is_over).make()
 
     address = elastic.address_of_interface() or _address_of_host()
-    return elastic.Member(address, options, f"{_VERSION}, {_compared(options)}", make_group)
+    return elastic.Member(address, options, f"{_version()}, {_compared(options)}", make_group)
+
+
+def _version() -> str:
+    return f"{__version__}, protocol {rendezvous.PROTOCOL}"
 
 
 def _compared(options: Any) -> dict[str, Any]:
@@ -224,7 +228,7 @@ class _Group:
     """One rank of a group: the Python callbacks of its backend, which is registered under this object."""
 
     def __init__(
-        self, store: Any, rank: int, size: int, options: Any, is_over: Callable[[], bool] | None = None
+        self, connect: Callable[[], Any], rank: int, size: int, options: Any, is_over: Callable[[], bool] | None = None
     ) -> None:
         if "traced" in f"{options.forms}{options.groups}":  # of a split, too
             tell_apart_what_is_traced()
@@ -232,11 +236,11 @@ class _Group:
         self._size = size
         sample_errors_every = environment.sample_errors_every()  # raises on a wrong one
         # Precedes Gloo's connections, because Gloo's timeout does not name the missing rank.
-        mine = {"version": _VERSION, "options": _compared(options), "node": _node.node_identity(), "host": None}
+        mine = {"version": _version(), "options": _compared(options), "node": _node.node_identity(), "host": None}
         if options.follows_link:
             mine["host"] = threshold.this_host()
         self._keys, compared_by_all = rendezvous.meet(
-            lambda: PrefixStore("zcomm", store), rank, size, options._timeout.total_seconds(),
+            lambda: PrefixStore("zcomm", connect()), rank, size, options._timeout.total_seconds(),
             f"start of group '{options.group_name}'" + (_ORDER if options.global_ranks_in_group else ""),
             text=json.dumps(mine), digest=lambda texts: rendezvous.compare(texts, options),
             is_over=is_over or (lambda: False),
@@ -384,7 +388,7 @@ class _Group:
             resolved._timeout = child_options._timeout
         of_world = self._options.global_ranks_in_group or range(self._size)
         resolved.global_ranks_in_group = [of_world[rank] for rank in ranks]
-        return _Group(child_store, ranks.index(self._rank), len(ranks), resolved).make()
+        return _Group(lambda: child_store, ranks.index(self._rank), len(ranks), resolved).make()
 
     def _end(self) -> None:
         ended = groups.living.pop(self, None)

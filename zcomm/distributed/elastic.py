@@ -15,8 +15,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from zcomm.distributed import environment
 from zcomm.distributed.binding import _c10d
 
-#: Makes the group of one rank: of a store, the rank, the number of ranks, options, and what ends it early.
-MakeGroup = Callable[[Any, int, int, Any, Callable[[], bool]], "_c10d.ProcessGroup"]
+#: Makes the group of one rank: of what connects to its store, the rank, the number of ranks, options, and what ends it
+#: early.
+MakeGroup = Callable[[Callable[[], Any], int, int, Any, Callable[[], bool]], "_c10d.ProcessGroup"]
 
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR
 
@@ -47,8 +48,12 @@ class Member:
         rank, options = handles.index(self.handle), copy.copy(self._options)
         if asked.timeout is not None:
             options._timeout = asked.timeout
-        store = self._store if rank == 0 else self._join(handles[0], options._timeout)
-        return self._make_group(PrefixStore(f"reconfigure {asked.uuid}", store), rank, len(handles), options, is_over)
+        name = f"reconfigure {asked.uuid}"
+
+        def connect() -> PrefixStore:
+            return PrefixStore(name, self._store if rank == 0 else self._join(handles[0], options._timeout))
+
+        return self._make_group(connect, rank, len(handles), options, is_over)
 
     def _check(self, number: int, handles: list[str]) -> None:
         if number in self._used:

@@ -102,16 +102,20 @@ def take_over(
     _, inner_steps, *of_source = everybody[source][: 2 + 2 * number].tolist()
     same = everybody[:, -number - 1 :] == everybody[source][-number - 1 :]
     trained = same[:, 1:] & (everybody[:, 1:2] > everybody[:, 2 + 2 * number : 2 + 3 * number])
-    if not same[:, 0].all():
-        given = _give(_arguments(optimizer), source, group)
-        for chosen, arguments in zip(optimizer.param_groups, given, strict=True):
-            chosen.update(arguments)
+    arguments = None if same[:, 0].all() else _give(_arguments(optimizer), source, bool(same[rank, 0]), group)
+    given: list[Any] = [
+        None if has_it.all() else _give(_held(fragment, optimizer), source, bool(has_it[rank]), group)
+        for fragment, has_it in zip(fragments, same[:, 1:].T, strict=True)
+    ]
+    # Only now: if the source is lost before, nobody has a part of what it has.
+    if arguments is not None and not same[rank, 0]:
+        for chosen, theirs in zip(optimizer.param_groups, arguments, strict=True):
+            for name in [name for name in chosen if name != "params"]:
+                del chosen[name]
+            chosen.update(theirs)
     for each, fragment in enumerate(fragments):
-        if not same[:, 1 + each].all():
-            given = _give(_held(fragment, optimizer), source, group)
-            if not same[rank, 1 + each]:
-                _take(fragment, optimizer, *given)
-        # Only now: a site that is lost before has taken nothing.
+        if given[each] is not None and not same[rank, 1 + each]:
+            _take(fragment, optimizer, *given[each])
         fragment.stepped_at = of_source[each]
         if not trained[rank, each]:
             fragment.taken_at = inner_steps
@@ -123,7 +127,8 @@ class Comparison:
     """Of the values of a fragment, among all sites, while its mean is under way."""
 
     def __init__(self, values: torch.Tensor, group: Any) -> None:
-        mine = torch.tensor([mark_of(values)])
+        # As long as what compare() sends: Gloo ends a process whose peer makes an exact call of another size.
+        mine = torch.tensor([mark_of(values)] * len(_COMPARED))
         self._all = [torch.empty_like(mine) for _ in range(backend_of(group).size())]
         with lost_ranks_named("compared values"):
             self._work = dist.all_gather(self._all, mine, group=group, async_op=True)
@@ -133,7 +138,7 @@ class Comparison:
         with lost_ranks_named("compared values"):
             self._work.wait()
         for site, mark in enumerate(self._all):
-            if mark != self._all[0]:
+            if not mark.equal(self._all[0]):
                 raise dist.DistBackendError(f"sites have parted: site {site} has other values than site 0")
 
 
@@ -152,8 +157,8 @@ def _take(fragment: Fragment, optimizer: torch.optim.Optimizer, values: torch.Te
         optimizer.state[parameter] = state
 
 
-def _give(held: Any, source: int, group: Any) -> Any:
-    """Return what ``source`` holds. Sends it in pieces, each of which has the group's timeout."""
+def _give(held: Any, source: int, has_it: bool, group: Any) -> Any:
+    """Return what ``source`` holds: ``held`` where it is the same. Sends pieces, each of which has the timeout."""
     buffer = io.BytesIO()
     if backend_of(group).rank() == source:
         torch.save(held, buffer)
@@ -165,4 +170,4 @@ def _give(held: Any, source: int, group: Any) -> Any:
             data.copy_(torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8))
         for piece in torch.split(data, _PIECE):
             dist.broadcast(piece, group_src=source, group=group)
-    return torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
+    return held if has_it else torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)

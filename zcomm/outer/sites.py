@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 from zcomm._checks import check_types
-from zcomm._meeting import Registration, register
+from zcomm._meeting import SILENT, Registration, register
 from zcomm.distributed.backend import make_member
 
 _log = logging.getLogger("zcomm")
@@ -86,6 +86,7 @@ class Sites:
     def follow(self) -> dist.ProcessGroup:
         """Return a group of the sites that are present, once this is one of them. Raises RuntimeError if this site is
         refused."""
+        self._leave()  # so that none of the others waits for this one
         while True:
             present = self._wait_for_others()
             with self._lock:
@@ -194,12 +195,17 @@ class Sites:
         num_ended = store.add(ended, 0 if ended == self._counted else 1) if ended else 0
         self._counted = ended
         present = json.loads(store.get("present")) if store.check(["present"]) else None
-        is_over, is_lost = store.check([f"again {joined}"]), store.check([f"lost {number}"])
-        refused = store.get(f"refused {number}").decode() if store.check([f"refused {number}"]) else ""
+        is_over = store.check([f"again {joined}"])
+        lost, refused = (
+            store.get(f"{key} {number}").decode() if store.check([f"{key} {number}"]) else ""
+            for key in ("lost", "refused")
+        )
         with self._lock:
             self._present = present or self._present
-            if self._number == number:
-                self._is_lost, self._refused = is_lost, refused
+            if lost == SILENT:
+                self._number = None  # it is not
+            elif self._number == number:
+                self._is_lost, self._refused = bool(lost), refused
             if self._joined == joined:
                 self._is_over = is_over
             if self._ended == ended:

@@ -126,7 +126,8 @@ class OuterStep:
             self._settings["sites"] = backend_of(self._group).size()
             return self._make_averagings()
         self._check_regroup()
-        sites.join(f"connections={self._connections}, {self._settings}")
+        kind = f"{type(self._optimizer).__name__} of {len(self._optimizer.param_groups)} groups"
+        sites.join(f"{kind}, connections={self._connections}, {self._settings}")
         try:
             self._follow(sites)
         except BaseException:
@@ -176,7 +177,7 @@ class OuterStep:
         if "sites" in self._settings:
             self._settings["sites"] = size
         for fragment, trained in zip(self._fragments, furthest.trained, strict=True):
-            fragment.mean, fragment.scale = None, (self._inner_steps, size / max(trained, 1))
+            fragment.mean, fragment.scale = None, (self._inner_steps, size / trained if trained else 1.0)
         self._due = [self._fragments[number] for number in furthest.pending]
         self._compare_sites()
         self._make_due()
@@ -233,7 +234,7 @@ class OuterStep:
         fragments under way, which are part of the state. Their outer steps still come when they are due. With ``sites``
         it waits for nothing: the state has neither means nor residuals, and what is under way begins anew."""
         waits = self._sites is None
-        if self._in_flight and waits:
+        if (self._in_flight or self._due) and waits:
             self._check_usable()
         self._check_is_own()
 
@@ -257,9 +258,7 @@ class OuterStep:
         parameters, and RuntimeError while fragments are under way. With ``sites`` all meet anew, and have the state of
         the one that is furthest: load parameters and optimizers before."""
         self._check_usable()
-        if self._sites is not None:
-            self._in_flight = []
-        if self._in_flight:
+        if self._in_flight and self._sites is None:
             raise RuntimeError(f"state: expected no fragments under way, got {len(self._in_flight)}")
         if (settings := state.get("settings")) != self._settings:
             raise ValueError(f"state: expected one of {self._settings}, got {settings}")
@@ -270,7 +269,8 @@ class OuterStep:
             self._feedback.load_state_dict(state["error_feedback"])
         for fragment, values, stepped_at in zip(self._fragments, state["values"], state["stepped_at"], strict=True):
             fragment.values.copy_(values)
-            fragment.stepped_at = stepped_at
+            fragment.stepped_at, fragment.taken_at, fragment.scale = stepped_at, 0, (0, 1.0)
+        self._in_flight, self._due = [], []
         for number, apply_at, mean in state["in_flight"]:
             fragment = self._fragments[number]
             fragment.apply_at = apply_at

@@ -29,7 +29,7 @@ def exact_calls_are_slow() -> None:
     def make(store: Any, rank: int, size: int, options: Any) -> Any:
         pieces = worlds.options(chunk_bytes=128)
         pieces._timeout, pieces.group_name = options._timeout, "exact"
-        return zcomm.distributed.backend._Group(store, rank, size, pieces).make()
+        return zcomm.distributed.backend._Group(lambda: store, rank, size, pieces).make()
 
     zcomm.distributed.backend._make_nccl = make
 

@@ -68,9 +68,37 @@ def test_the_same_sites_are_told_again_after_all_were_silent() -> None:
     first, _ = table.told()
     time.sleep(PATIENCE)
     assert table.told() == (first, ["one"]) and table.has(f"lost {one}")
-    table.come("one")
+    table.come("one", joined=first)
+    assert table.told() == (first, ["one"])  # it waits for others that were silent, too
+    time.sleep(PATIENCE)
+    table.beat(2)
     second, handles = table.told()
     assert second > first and handles == ["one"]
+
+
+def test_a_registration_of_another_release_is_refused() -> None:
+    table = Table()
+    table.store.set("site 1", json.dumps({"handle": "one"}))
+    table.store.add("sites", 1)
+    table.come("two")
+    assert table.handles() == ["two"] and table.has("refused 1")
+
+
+def test_members_that_are_busy_are_not_left_out_because_new_ones_wait() -> None:
+    table = Table(patience=0.2)
+    one = table.come("one", timeout=0.1)
+    table.beat(one)
+    table.told()
+    two = table.come("two", timeout=0.1)
+    second, _ = table.told()
+    table.store.set(f"ready {second} {two}", "")
+    for _ in range(5):
+        table.beat(one, two)
+        assert table.handles() == ["one", "two"]
+        time.sleep(0.1)
+    time.sleep(1.0)
+    table.beat(one, two)
+    assert table.handles() == ["two"]
 
 
 def test_other_terms_are_refused_and_those_of_members_are_those_of_all() -> None:
@@ -115,13 +143,16 @@ def test_all_meet_anew_once_each_is_ready() -> None:
 
 
 def test_a_site_that_beats_and_does_not_come_is_left_out() -> None:
-    table = Table(patience=30)
+    table = Table(patience=0.5)
     one, stuck = table.come("one", timeout=0.2), table.come("stuck", timeout=0.1)
     table.beat(one, stuck)
     first, _ = table.told()
     table.store.set(f"ready {first} {one}", "")
-    table.told()
-    time.sleep(0.25)
+    for _ in range(3):
+        table.beat(one, stuck)
+        assert table.handles() == ["one", "stuck"]
+        time.sleep(0.1)
+    time.sleep(0.45)
     table.beat(one, stuck)
     assert table.handles() == ["one"] and table.has(f"lost {stuck}")
 

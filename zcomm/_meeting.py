@@ -108,7 +108,8 @@ class MeetingPoint:
         try:
             site = _Site(number, Registration(**json.loads(text)), seen=now)
         except (TypeError, ValueError):
-            return self._store.set(f"refused {number}", "its zcomm has another protocol than the meeting point's")
+            self._store.set(f"refused {number}", "its zcomm has another protocol than the meeting point's")
+            return
         self._sites = [other for other in self._sites if other.of.handle != site.of.handle] + [site]
 
     def _tell(self, now: float) -> None:

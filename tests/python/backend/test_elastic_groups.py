@@ -47,6 +47,13 @@ def assert_works(ranks: int) -> None:
         assert len(set(everyone)) == 1
 
 
+def come(board: Board, number: int, **fields: Any) -> tuple[int, list[str]]:
+    """Makes this process a member. Returns its number, and the handles of as many."""
+    me = int(os.environ["RANK"])
+    join(board, me, **fields)
+    return me, [board.read(f"handle {each}") for each in range(number)]
+
+
 @pytest.fixture
 def board(tmp_path: Path) -> Board:
     return Board(tmp_path)
@@ -54,9 +61,7 @@ def board(tmp_path: Path) -> Board:
 
 def test_members_leave_return_and_change_places(board: Board) -> None:
     def body() -> None:
-        me = int(os.environ["RANK"])
-        join(board, me)
-        handles = [board.read(f"handle {each}") for each in range(3)]
+        me, handles = come(board, 3)
         calls = 0
         for number, present in enumerate([[0, 1, 2], [2, 0], [1, 2, 0], [1], [0, 2]]):
             if me in present:
@@ -75,9 +80,7 @@ def test_members_leave_return_and_change_places(board: Board) -> None:
 
 def test_a_killed_member_is_named_and_another_one_takes_its_place(board: Board) -> None:
     def body() -> str:
-        me = int(os.environ["RANK"])
-        join(board, me)
-        handles = [board.read(f"handle {each}") for each in range(4)]
+        me, handles = come(board, 4)
         if me < 3:
             reconfigure(0, handles[:3])
             assert_works(3)
@@ -102,9 +105,7 @@ def test_a_killed_member_is_named_and_another_one_takes_its_place(board: Board) 
 
 def test_work_under_way_ends_with_the_members_that_it_is_of(board: Board) -> None:
     def body() -> None:
-        me = int(os.environ["RANK"])
-        join(board, me)
-        handles = [board.read(f"handle {each}") for each in range(3)]
+        me, handles = come(board, 3)
         reconfigure(0, handles)
         if me == 0:  # the others never make these calls
             compressed = dist.all_reduce(mine(), async_op=True)
@@ -123,9 +124,7 @@ def test_work_under_way_ends_with_the_members_that_it_is_of(board: Board) -> Non
 
 def test_a_plan_of_earlier_members_is_refused(board: Board) -> None:
     def body() -> None:
-        me = int(os.environ["RANK"])
-        join(board, me)
-        handles = [board.read(f"handle {each}") for each in range(2)]
+        _, handles = come(board, 2)
         reconfigure(0, handles)
         backend: Any = zcomm.distributed.groups.backend_of()  # type: ignore[attr-defined]
         values = mine()
@@ -140,9 +139,8 @@ def test_a_plan_of_earlier_members_is_refused(board: Board) -> None:
 
 def test_what_is_wrong_is_told_and_the_next_attempt_works(board: Board) -> None:
     def body() -> None:
-        me = int(os.environ["RANK"])
-        own = join(board, me)
-        handles = [board.read(f"handle {each}") for each in range(2)]
+        me, handles = come(board, 2)
+        own = handles[me]
         before = "group: expected reconfigure() before its first call"
         expect(RuntimeError, before, lambda: dist.all_reduce(torch.ones(1)))
         expect(ValueError, "group: expected reconfigure() before its first use", zcomm.stats)
@@ -171,9 +169,8 @@ def test_what_is_wrong_is_told_and_the_next_attempt_works(board: Board) -> None:
 
 def test_options_of_members_are_compared(board: Board) -> None:
     def body() -> None:
-        me = int(os.environ["RANK"])
-        join(board, me, all_reduce=("int8:64", "int8:128")[me])
-        reconfigure(0, [board.read(f"handle {each}") for each in range(2)])
+        _, handles = come(board, 2, all_reduce=("int8:64", "int8:128")[int(os.environ["RANK"])])
+        reconfigure(0, handles)
         expect(RuntimeError, "ranks disagree on the options", lambda: dist.all_reduce(mine()))
 
     run(body, 2, backend=None, launched=True)
@@ -181,9 +178,7 @@ def test_options_of_members_are_compared(board: Board) -> None:
 
 def test_an_aborted_group_has_members_again(board: Board) -> None:
     def body() -> None:
-        me = int(os.environ["RANK"])
-        join(board, me)
-        handles = [board.read(f"handle {each}") for each in range(2)]
+        _, handles = come(board, 2)
         reconfigure(0, handles)
         assert_works(2)
         dist.group.WORLD.abort()  # type: ignore[union-attr]
@@ -197,9 +192,7 @@ def test_ddp_goes_on_with_those_that_are_left(board: Board) -> None:
     """Replicas stay equal to the bit, with error feedback, whose residuals of another rank are forgotten."""
 
     def body() -> None:
-        me = int(os.environ["RANK"])
-        join(board, me)
-        handles = [board.read(f"handle {each}") for each in range(3)]
+        me, handles = come(board, 3)
         reconfigure(0, handles)
         torch.manual_seed(0)
         model = DistributedDataParallel(torch.nn.Linear(200, 50))

@@ -132,7 +132,7 @@ ROUNDS = int(os.environ.get("TESTS_ROUNDS", "3"))
 def test_any_schedule_of_leaving_and_returning(board: Board) -> None:
     draw = random.Random(0)
     with runs.Sites(board, pause=0.01) as sites:
-        names = iter("abcdefghijklmnopqrstuvwxyz")
+        names = map(chr, itertools.count(ord("\u0100")))  # one letter each, as many as there are rounds
         living: list[str] = []
         for _ in range(ROUNDS):
             while len(living) < draw.randint(2, 4):

@@ -381,7 +381,8 @@ class _Group:
         if self._rank not in ranks:
             return None
         is_nccl = isinstance(child_options, _nccl_options())
-        resolved = _resolve(child_options if isinstance(child_options, Options) else self._options)
+        resolved = self._options.like(child_options) if isinstance(child_options, _c10d.Options) else self._options
+        resolved = _resolve(resolved)
         resolved.of_nccl = child_options if is_nccl else None
         if child_options is not None:
             resolved.group_name = child_options.group_name

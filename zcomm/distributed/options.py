@@ -120,6 +120,14 @@ class Options(_c10d.Options):
         twin.threshold, twin.of_nccl = why, self.of_nccl
         return twin
 
+    def like(self, given: _c10d.Options) -> Options:
+        """Return the options that were given for a split of this group. torch 2.14 clones them, to the base class."""
+        if isinstance(given, Options):
+            return given
+        twin = self._twin(**{name: getattr(given, name) for name in OPTION_NAMES})
+        twin._gives_min_bytes = self._gives_min_bytes or twin.min_bytes != self.min_bytes
+        return twin
+
     def _twin(self, **changed: Any) -> Options:
         twin = Options.__new__(Options)
         fields = {name: getattr(self, name) for name in OPTION_NAMES}

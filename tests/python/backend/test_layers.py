@@ -74,5 +74,6 @@ def test_the_table_of_layers_is_the_stack_of_a_call(tmp_path: Path) -> None:
     compiler = shutil.which("g++") or "c++"
     subprocess.run([compiler, "-O1", "-shared", "-fPIC", source, "-o", helper, "-ldl"], check=True)
     for functions in run(lambda: stack_of_reduce_scatter(helper), nodes=[0, 1], options=options()):
-        functions = [name for name in functions if name not in DECIDE_NOTHING]
+        # torch 2.14 calls the function by its newer name, whose body of torch's the compiler has put into this library.
+        functions = [name for name in functions if name not in DECIDE_NOTHING and not name.startswith("c10d::")]
         assert functions == [name for _, name in table if name in functions or name not in MAY_BE_INLINED]

@@ -1,4 +1,4 @@
-"""What losing sites costs: three sites train in the network lab, of which one at a time is killed and started anew.
+"""What losing sites costs: three sites train in the network lab. One at a time is killed, and started anew.
 
 python bench/outer_sites.py                                   ten losses; 100 Mbit/s, 50 ms: half an hour
 python bench/outer_sites.py --losses 3 --steps 400

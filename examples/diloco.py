@@ -24,7 +24,7 @@ from train_gpt import GPT, load_corpus, sample
 
 import zcomm
 
-MOST_SITES = 64  # of which each has batches of its own
+MOST_SITES = 64  # each draws other batches
 
 
 def main(

@@ -40,7 +40,7 @@ def main() -> None:
 def _meet(port: int, least: int) -> NoReturn:
     from zcomm._meeting import MeetingPoint
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("zcomm").setLevel(logging.INFO)
     point = MeetingPoint(port, least)
     print(f"sites meet at port {point.port}", flush=True)

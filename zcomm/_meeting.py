@@ -10,7 +10,7 @@ Sites and the point tell each other by the keys of a TCPStore. N is the number o
 ``refused N``   point     why the site cannot take part
 ``lost N``      point     why the site is left out: it may register again
 ``present``     point     M, and the handles of its sites: JSON
-``ready M N``   a site    its calls have failed, or those of others: it waits for another membership
+``ready M N``   a site    it waits for another membership, as a call has failed, here or at another site
 ``again M``     point     a site is ready: so have all to be
 ``ended M K``   counter   of the sites that have ended their training after K inner steps
 ==============  ========  =========================================================================================

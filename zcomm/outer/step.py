@@ -238,18 +238,18 @@ class OuterStep:
             self._check_usable()
         self._check_is_own()
 
-        def in_flight() -> list[tuple[int, int, torch.Tensor | None]]:
-            means = [each.wait_for_mean().clone() if waits else None for each in self._in_flight]
-            numbers = [(self._fragments.index(each), each.apply_at) for each in self._in_flight]
-            return [(*number, mean) for number, mean in zip(numbers, means, strict=True)]
-
+        if waits:
+            self._run(lambda: [each.wait_for_mean() for each in self._in_flight])
         return {
             "settings": dict(self._settings),
             "rank": dist.get_rank() if waits else None,  # sites may load that of another one
             "inner_steps": self._inner_steps,
             "values": [fragment.values.clone() for fragment in self._fragments],
             "stepped_at": [fragment.stepped_at for fragment in self._fragments],
-            "in_flight": self._run(in_flight) if waits else in_flight(),
+            "in_flight": [
+                (self._fragments.index(each), each.apply_at, each.mean.clone() if each.mean is not None else None)
+                for each in self._in_flight
+            ],
             "error_feedback": self._feedback.state_dict() if self._feedback is not None and waits else None,
         }
 

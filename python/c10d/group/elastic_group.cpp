@@ -26,7 +26,7 @@ WorkPtr ElasticGroup::reconfigure(const ::c10d::ReconfigureOptions& opts) {
     const WithoutGil no_gil;
     if (before) before->abort();
   });
-  made->setTimeout(options_->timeout);  // it has connected within that of `opts`
+  made->setTimeout(options_->timeout);  // that of `opts` was for connecting
   made->setGroupUid(getGroupUid());
   made->setGroupDesc(getGroupDesc());
   if (before) made->take_counters(*before);

@@ -18,7 +18,7 @@ class ElasticGroup final : public ::c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<Tensors>;
 
-  // `handle` names this member. Rank and size are those of torch's store until the first reconfigure().
+  // `handle` names this member. Until the first reconfigure(), rank and size are those given here.
   ElasticGroup(int rank, int size, c10::intrusive_ptr<ZcommOptions> options, std::string handle, Make make);
 
   const std::string getBackendName() const override { return "zcomm"; }

@@ -1,4 +1,4 @@
-"""The meeting point of sites: whom it tells of, refuses, and leaves out."""
+"""The meeting point: which sites are present, refused, or left out."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_sites_that_are_lost_and_new_ones(board: Board) -> None:
         sites.wait("a", lambda event: event["sites"] == 2 and event["inner_steps"] > 20)
         sites.start("d", functools.partial(runs.make, seed=5))
         logs = {name: sites.join(name) for name in "acd"}
-    assert logs["d"][0]["inner_steps"] > 20  # those of the others
+    assert logs["d"][0]["inner_steps"] > 20  # the others' number
     assert {event["sites"] for event in logs["a"]} == {3, 2}
     assert {events[-1]["sites"] for events in logs.values()} == {3}
     assert runs.assert_equal_values({**logs, "b": sites.events("b")}) > 60
@@ -51,7 +51,7 @@ def test_sites_that_are_lost_and_new_ones(board: Board) -> None:
 
 
 def test_a_site_that_was_taken_for_lost_returns(board: Board) -> None:
-    """One is stopped for longer than the meeting point's patience. Its bits are those of the others, then."""
+    """A site stops for longer than the meeting point's patience. Afterwards it has the others' bits."""
     with runs.Sites(board, steps=260, pause=0.02, timeout=3.0, least=3) as sites:
         for name in "abc":
             sites.start(name)

@@ -41,16 +41,16 @@ struct ZcommFrontSlot {
 #endif
 // clang-format off
 #define ZCOMM_FORWARDED \
-  "CommCount,CommCuDevice,CommDeregister,CommGetUniqueId,CommGrow,CommInitAll,CommInitRank,CommInitRankScalable," \
-  "CommMemStats,CommQueryProperties,CommRegister,CommResume,CommShrink,CommSplit,CommSuspend,CommUserRank," \
-  "CommWindowDeregister,CommWindowRegister,DevCommCreate,DevCommDestroy,GetCftDeviceLeInfo,GetErrorString," \
-  "GetLastError,GetLsaDevicePointer,GetLsaMultimemDevicePointer,GetMultimemDeviceLeInfo,GetMultimemDevicePointer," \
-  "GetPeerDeviceLeInfo,GetPeerDevicePointer,GetUniqueId,GetVersion,GinBarrierCreateRequirement," \
-  "GinInboxA2ACreateRequirement,GinOutboxCreateRequirement,LLA2ACalcSlots,LLA2ACreateRequirement," \
-  "LsaBarrierCreateRequirement,MemAlloc,MemFree,ParamBind,ParamDumpAll,ParamGet,ParamGetAllParameterKeys," \
-  "ParamGetI16,ParamGetI32,ParamGetI64,ParamGetI8,ParamGetParameter,ParamGetStr,ParamGetU16,ParamGetU32,ParamGetU64," \
-  "ParamGetU8,PutSignal,RedOpCreatePreMulSum,RedOpDestroy,ResetDebugInit,ResetDebugInitInternal,SetEncryption,Signal," \
-  "TeamCft,TeamCftMultimem,TeamLsa,TeamRail,TeamRankToLsa,TeamRankToWorld,TeamWorld,WaitSignal,WinGetUserPtr\n"
+  "CommCount,CommCuDevice,CommDeregister,CommGetUniqueId,CommMemStats,CommQueryProperties,CommRegister,CommResume," \
+  "CommSuspend,CommUserRank,CommWindowDeregister,CommWindowRegister,DevCommCreate,DevCommDestroy," \
+  "GetCftDeviceLeInfo,GetErrorString,GetLastError,GetLsaDevicePointer,GetLsaMultimemDevicePointer," \
+  "GetMultimemDeviceLeInfo,GetMultimemDevicePointer,GetPeerDeviceLeInfo,GetPeerDevicePointer,GetUniqueId," \
+  "GetVersion,GinBarrierCreateRequirement,GinInboxA2ACreateRequirement,GinOutboxCreateRequirement,LLA2ACalcSlots," \
+  "LLA2ACreateRequirement,LsaBarrierCreateRequirement,MemAlloc,MemFree,ParamBind,ParamDumpAll,ParamGet," \
+  "ParamGetAllParameterKeys,ParamGetI16,ParamGetI32,ParamGetI64,ParamGetI8,ParamGetParameter,ParamGetStr," \
+  "ParamGetU16,ParamGetU32,ParamGetU64,ParamGetU8,PutSignal,RedOpCreatePreMulSum,RedOpDestroy,ResetDebugInit," \
+  "ResetDebugInitInternal,SetEncryption,Signal,TeamCft,TeamCftMultimem,TeamLsa,TeamRail,TeamRankToLsa," \
+  "TeamRankToWorld,TeamWorld,WaitSignal,WinGetUserPtr\n"
 asm(".pushsection .text\n zcomm_front_find:\n" ZCOMM_FIND ".irp name," ZCOMM_FORWARDED
     ".globl nccl\\name\n .type nccl\\name, %function\n nccl\\name:\n" ZCOMM_JUMP ".size nccl\\name, .-nccl\\name\n"
     ".pushsection .data\n .balign 8\n 2: .quad 0, 3f\n .popsection\n"
@@ -93,6 +93,11 @@ nccl::Result fail() { return nccl::Result::invalid_usage; }
 const char* fail_with_text() { return "zcomm's front found no NCCL"; }
 
 }  // namespace
+
+std::string name_of_library(const void* address) {
+  const std::string path = file_of(address);
+  return path.substr(path.find_last_of('/') + 1);
+}
 
 std::string wheel_beside_front() {
   const std::string own = file_of(reinterpret_cast<const void*>(&zcomm_front_library));

@@ -9,6 +9,9 @@ namespace zcomm::front {
 // has no such function, the result returns an error of NCCL, and stderr says why.
 void* real_function(const char* name) noexcept;
 
+// Returns the name of the file that has this address.
+std::string name_of_library(const void* address);
+
 // Returns the path that NCCL has if its wheel is installed next to zcomm's.
 std::string wheel_beside_front();
 

@@ -11,13 +11,13 @@ using zcomm::nccl::Stream;
 
 #define ZCOMM_LIST(...) __VA_ARGS__
 // Name, parameters and their names as far as the stream, those behind it, the configuration, and fields of the request.
-#define ZCOMM_CALL(name, parameters, arguments, last_parameters, last_arguments, config, ...) \
-  Result name(ZCOMM_LIST parameters, Comm comm, Stream stream ZCOMM_LIST last_parameters) {   \
-    const auto exact = [=]([[maybe_unused]] const CollConfig* kept) {                         \
-      return ZCOMM_REAL(name)(ZCOMM_LIST arguments, comm, stream ZCOMM_LIST last_arguments);  \
-    };                                                                                        \
-    if (!are_asked(config)) return exact(config);                                             \
-    return answer({__VA_ARGS__, comm, stream, {}, wants_event(config)}, config, exact);       \
+#define ZCOMM_CALL(name, parameters, arguments, last_parameters, last_arguments, config, ...)                    \
+  Result name(ZCOMM_LIST parameters, Comm comm, Stream stream ZCOMM_LIST last_parameters) {                      \
+    const auto exact = [=]([[maybe_unused]] const CollConfig* kept) {                                            \
+      return ZCOMM_REAL(name)(ZCOMM_LIST arguments, comm, stream ZCOMM_LIST last_arguments);                     \
+    };                                                                                                           \
+    if (!are_asked(config)) return exact(config);                                                                \
+    return answer({__VA_ARGS__, comm, stream, __builtin_return_address(0), wants_event(config)}, config, exact); \
   }
 // A call and its variant with a configuration: name, parameters between type and communicator, and their names.
 #define ZCOMM_CALLS(name, parameters, arguments, collective, op, root)                                               \
@@ -27,6 +27,12 @@ using zcomm::nccl::Stream;
   ZCOMM_CALL(name##Config, (const void* from, void* to, std::size_t count, unsigned type ZCOMM_LIST parameters),     \
              (from, to, count, type ZCOMM_LIST arguments), (, const CollConfig* given), (, kept), given,             \
              Collective::collective, from, to, count, type, op, root)
+// A call that makes communicators: parameters and their names, where the communicators are, their number, a
+// configuration or null, and the communicator that they are split off, or null.
+#define ZCOMM_MAKE(name, parameters, arguments, made, number, config, parent)                                        \
+  Result name(ZCOMM_LIST parameters) {                                                                               \
+    return follow(ZCOMM_REAL(name)(ZCOMM_LIST arguments), {made, static_cast<std::size_t>(number)}, config, parent); \
+  }
 // A call that ends a communicator.
 #define ZCOMM_END(name, parameters, arguments, aborts)                 \
   Result name(Comm comm ZCOMM_LIST parameters) {                       \
@@ -50,9 +56,9 @@ ZCOMM_CALLS(ncclScatter, (, int root), (, root), scatter, kSum, root)
 ZCOMM_CALL(ncclBcast, (void* to, std::size_t count, unsigned type, int root), (to, count, type, root), (), (), nullptr,
            Collective::broadcast, to, to, count, type, kSum, root)
 ZCOMM_CALL(ncclSend, (const void* from, std::size_t count, unsigned type, int peer), (from, count, type, peer), (), (),
-           nullptr, Collective::other, from, nullptr, count, type, kSum, 0)
+           nullptr, Collective::message, from, nullptr, count, type, kSum, peer)
 ZCOMM_CALL(ncclRecv, (void* to, std::size_t count, unsigned type, int peer), (to, count, type, peer), (), (), nullptr,
-           Collective::other, nullptr, to, count, type, kSum, 0)
+           Collective::message, nullptr, to, count, type, kSum, peer)
 
 ZCOMM_END(ncclCommFinalize, (), (), false)
 ZCOMM_END(ncclCommDestroy, (), (), false)
@@ -73,13 +79,21 @@ Result ncclGroupSimulateEnd(void* info) {
   return ZCOMM_REAL(ncclGroupSimulateEnd)(info);
 }
 
-Result ncclCommInitRankConfig(Comm* made, int size, zcomm::NcclUniqueId id, int rank, Config* config) {
-  const Result result = ZCOMM_REAL(ncclCommInitRankConfig)(made, size, id, rank, config);
-  const bool is_made = result == Result::success || result == Result::in_progress;
-  const bool has_name = config != nullptr && config->size > offsetof(Config, comm_name) && config->comm_name != nullptr;
-  if (is_made && has_name && settings().is_asked) parent_of(*made, config->comm_name);
-  return result;
-}
+ZCOMM_MAKE(ncclCommInitRank, (Comm * made, int size, zcomm::NcclUniqueId id, int rank), (made, size, id, rank), made, 1,
+           nullptr, nullptr)
+ZCOMM_MAKE(ncclCommInitRankConfig, (Comm * made, int size, zcomm::NcclUniqueId id, int rank, Config* config),
+           (made, size, id, rank, config), made, 1, config, nullptr)
+ZCOMM_MAKE(ncclCommInitRankScalable,
+           (Comm * made, int size, int rank, int num_ids, zcomm::NcclUniqueId* ids, Config* config),
+           (made, size, rank, num_ids, ids, config), made, 1, config, nullptr)
+ZCOMM_MAKE(ncclCommInitAll, (Comm * made, int number, const int* devices), (made, number, devices), made, number,
+           nullptr, nullptr)
+ZCOMM_MAKE(ncclCommSplit, (Comm parent, int color, int key, Comm* made, Config* config),
+           (parent, color, key, made, config), made, 1, config, parent)
+ZCOMM_MAKE(ncclCommShrink, (Comm parent, int* excluded, int number, Comm* made, Config* config, int flags),
+           (parent, excluded, number, made, config, flags), made, 1, config, parent)
+ZCOMM_MAKE(ncclCommGrow, (Comm parent, int size, const zcomm::NcclUniqueId* id, int rank, Comm* made, Config* config),
+           (parent, size, id, rank, made, config), made, 1, config, parent)
 
 Result ncclCommGetAsyncError(Comm comm, Result* state) {
   const Result result = ZCOMM_REAL(ncclCommGetAsyncError)(comm, state);

@@ -1,7 +1,6 @@
 #include "front/parent.hpp"
 
 #include <fcntl.h>
-#include <fnmatch.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <fstream>
 #include <unordered_map>
 
+#include "hash.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
 #include "zcomm/exchange.hpp"
@@ -41,9 +41,7 @@ std::uint64_t host_token() {
     gethostname(name, sizeof(name) - 1);
     text = name;
   }
-  std::uint64_t hash = 14695981039346656037u;  // FNV-1a
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return hash | 1;
+  return fnv1a(text) | 1;
 }
 
 std::vector<int> nodes_of(const std::vector<std::uint64_t>& hosts) {
@@ -72,22 +70,16 @@ std::size_t Parent::bytes_of(const Request& request) const {
   return has_one_slot(request.collective) ? bytes : bytes * static_cast<std::size_t>(size_);
 }
 
+void Parent::ask_size() {
+  if (size_ != 0) return;
+  nccl::library().CommCount(comm_, &size_);
+  nccl::library().CommUserRank(comm_, &rank_);
+}
+
 HopFormats Parent::formats_of(const Request& request, const nccl::CollConfig* config) {
-  if (size_ == 0) {
-    nccl::library().CommCount(comm_, &size_);
-    nccl::library().CommUserRank(comm_, &rank_);
-  }
+  ask_size();
   if (const char* own = formats_of_call(config)) return parse_formats("formats of a call", request.collective, own);
-  const std::size_t bytes = bytes_of(request);
-  for (const Rule& rule : settings().rules) {
-    if (rule.collective == request.collective && fnmatch(rule.name.c_str(), name_.c_str(), 0) == 0 &&
-        (!rule.ranks || *rule.ranks == size_) && (!rule.dtype || rule.dtype == dtype_of(request.type)) &&
-        bytes >= rule.min_bytes && bytes <= rule.max_bytes) {
-      *rule.has_matched = true;
-      return rule.formats;
-    }
-  }
-  return settings().formats[static_cast<std::size_t>(request.collective)];
+  return settings().formats_of(request, name_, rank_, size_, bytes_of(request));
 }
 
 Reason Parent::decide(const Request& request) {
@@ -99,6 +91,7 @@ Reason Parent::decide(const Request& request) {
   const std::size_t bytes = bytes_of(request);
   if (bytes == 0 || bytes < settings().min_bytes) return Reason::min_bytes;
   if (request.wants_event) return Reason::event;
+  if (request.collective == Collective::message) return messages_.decide(request);
   if (state_ == State::one_node || size_ == 1) return Reason::one_node;
   if (state_ == State::refused) return Reason::no_meeting;
   if (state_ == State::met && is_exchange(request.collective) && !has_all_pairs_) return Reason::no_pairs;
@@ -196,17 +189,38 @@ std::string Parent::connect(const NcclUniqueId& unique_id, const Topology& topol
   return {};
 }
 
-// The ranks exchange who they are, connect, and vote on whether all have.
-void Parent::meet(bool all_pairs) {
-  has_all_pairs_ = all_pairs || settings().asks_exchanges;
+// Gives all ranks the token of each, over the program's communicator.
+NcclBootstrap Parent::exchange(std::uint64_t token) const {
   const auto look = [this] {
     if (is_aborted()) throw TransportError("the communicator was aborted");
   };
-  const auto exchange = [&](std::uint64_t token) {
-    NcclBootstrap met = bootstrap_over_nccl(comm_, token, kForever, look);
-    look();  // an abort ends the exchange, too, with undefined tokens
-    return met;
-  };
+  NcclBootstrap met = bootstrap_over_nccl(comm_, token, kForever, look);
+  look();  // an abort ends the exchange, too, with undefined tokens
+  return met;
+}
+
+void Parent::locate() {
+  ask_size();
+  const std::vector<std::uint64_t> agreements = exchange(fnv1a(settings().agreement())).tokens;
+  const auto other = std::ranges::find_if(agreements, [&](std::uint64_t each) { return each != agreements[0]; });
+  check_argument(other == agreements.end(), "settings: expected the same on all ranks, got others on rank ",
+                 other - agreements.begin(), " than on rank 0; rank ", rank_, " has ", settings().agreement());
+  const NcclBootstrap met = exchange(host_token());
+  const Topology topology(nodes_of(met.tokens));
+  num_nodes_ = topology.num_nodes();
+  messages_.locate(topology, rank_, met.device);
+}
+
+Message Parent::take_message(const Request& request) {
+  Message message = messages_.take(request);
+  tally_.add_bytes(request, rank_, size_, request.from != nullptr ? message.num_bytes : 0);
+  registry().has_compressed = true;
+  return message;
+}
+
+// The ranks exchange who they are, connect, and vote on whether all have.
+void Parent::meet(bool all_pairs) {
+  has_all_pairs_ = all_pairs || settings().asks_exchanges;
   std::string why;
   try {
     nccl::check_environment();

@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "front/messages.hpp"
 #include "front/settings.hpp"
 #include "front/tally.hpp"
 #include "zcomm/communicator.hpp"
@@ -24,6 +25,7 @@ class Parent {
   // `comm` may still be connecting.
   Parent(nccl::Comm comm, std::string name) : comm_(comm), name_(std::move(name)) {}
 
+  const std::string& name() const { return name_; }
   // Returns a text that is the same on all ranks, once they have met.
   const std::string& identity() const { return identity_; }
   bool has_met() const { return state_ != State::fresh; }
@@ -42,7 +44,15 @@ class Parent {
   // `all_pairs`: connects any two ranks, as exchanges need. So it does if the environment asks for exchanges.
   void meet(bool all_pairs);
 
-  // Queues a call that decide() compresses on its stream. Throws what Communicator::run() throws.
+  // Lets the ranks of a new communicator tell each other their nodes, which messages need, and compare their settings.
+  // Blocks until all ranks have come. Throws Error if they differ, or where `comm` itself fails.
+  void locate();
+
+  // Takes the wire of a message that decide() compresses, and counts its bytes.
+  Message take_message(const Request& request);
+  Messages& messages() { return messages_; }
+
+  // Queues a collective that decide() compresses on its stream. Throws what Communicator::run() throws.
   void run(const Request& request);
 
   // Makes the call in progress and all later ones throw.
@@ -77,6 +87,8 @@ class Parent {
   std::size_t bytes_of(const Request& request) const;
   Views views_of(const Request& request) const;
   Reason decide_met(const Request& request);
+  void ask_size();
+  NcclBootstrap exchange(std::uint64_t token) const;
   Prepared& prepare(const Request& request);
   OperationPtr make_operation(const Request& request) const;
   std::string connect(const NcclUniqueId& unique_id, const Topology& topology);
@@ -97,6 +109,7 @@ class Parent {
   std::map<Key, Prepared> prepared_;
   mutable std::mutex mutex_;  // guards the pointer against abort()
   std::shared_ptr<Communicator> communicator_;
+  Messages messages_;
   Tally tally_;
 };
 

@@ -22,13 +22,14 @@ enum class Collective : unsigned char {
   broadcast,
   gather,
   scatter,
-  other  // none that the front compresses
+  message,  // a send or a receive
+  other     // none that the front compresses
 };
 inline constexpr int kVendorId = 0x7a636d;  // of ncclConfigExt_t: "zcm"
 inline constexpr int kFormatsOption = 1;    // a text such as "int8:128/int4:128" or "exact"
 
-inline constexpr std::array<std::string_view, 8> kCollectiveNames{
-    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "gather", "scatter", "other"};
+inline constexpr std::array<std::string_view, 9> kCollectiveNames{
+    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "gather", "scatter", "message", "other"};
 
 // Of NCCL's ncclRedOp_t and ncclDataType_t.
 inline constexpr unsigned kSum = 0;
@@ -48,14 +49,15 @@ struct Request {
   Collective collective = Collective::other;
   const void* from = nullptr;
   void* to = nullptr;
-  std::size_t count = 0;  // of a slot; of an all-reduce and a broadcast, of the tensor
+  std::size_t count = 0;  // of a slot; of an all-reduce, a broadcast and a message, of the tensor
   unsigned type = 0;      // ncclDataType_t
   unsigned op = kSum;     // ncclRedOp_t
-  int root = 0;           // of a broadcast, a gather and a scatter
+  int root = 0;           // of a broadcast, a gather and a scatter; the other rank of a message
   nccl::Comm comm = nullptr;
   nccl::Stream stream = nullptr;
-  HopFormats formats;        // that the call asks for
-  bool wants_event = false;  // that only NCCL records
+  const void* caller = nullptr;  // address in the library that made the call
+  bool wants_event = false;      // that only NCCL records
+  HopFormats formats = {};       // that the call asks for
 };
 
 // Tells whether any two ranks may exchange bytes. Gathers and reductions connect fewer pairs.
@@ -65,7 +67,8 @@ constexpr bool is_exchange(Collective collective) {
 
 // Tells whether a call's tensor is one slot, and not one of each rank.
 constexpr bool has_one_slot(Collective collective) {
-  return collective == Collective::all_reduce || collective == Collective::broadcast;
+  return collective == Collective::all_reduce || collective == Collective::broadcast ||
+         collective == Collective::message;
 }
 
 // Calls the real function with the request's arguments and a configuration, which only some functions have.

@@ -1,5 +1,7 @@
 #include "front/settings.hpp"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -77,11 +79,21 @@ void read_condition(const std::string& where, const std::string& word, Rule& rul
     rule.ranks = number_of(where + ": ranks", value, 1);
   } else if (key == "dtype") {
     rule.dtype = parsed(where, [&] { return parse_dtype(value); });
+  } else if (key == "caller" && !value.empty()) {
+    rule.caller = value;
+  } else if (key == "in_place" && (value == "yes" || value == "no")) {
+    check_argument(rule.collective <= Collective::all_reduce, where,
+                   ": in_place: expected a rule of all_gather, reduce_scatter or all_reduce, whose ranks all have both "
+                   "buffers, got one of ",
+                   kCollectiveNames[static_cast<std::size_t>(rule.collective)]);
+    rule.in_place = value == "yes";
   } else if (key == "bytes" && dash != std::string::npos) {
     rule.min_bytes = number_of(where + ": bytes", value.substr(0, dash), std::size_t{0});
     if (dash + 1 < value.size()) rule.max_bytes = number_of(where + ": bytes", value.substr(dash + 1), rule.min_bytes);
   } else {
-    throw ArgumentError(where + ": expected name=PATTERN, ranks=N, dtype=NAME or bytes=MIN-MAX, got '" + word + "'");
+    throw ArgumentError(where +
+                        ": expected name=PATTERN, ranks=N, dtype=NAME, bytes=MIN-MAX, in_place=yes, in_place=no " +
+                        "or caller=PATTERN, got '" + word + "'");
   }
 }
 
@@ -99,7 +111,8 @@ std::vector<Rule> read_rules(const std::string& path) {
     const auto last = kCollectiveNames.end() - 1;  // "other"
     const auto* const name = std::find(kCollectiveNames.begin(), last, words[0]);
     check_argument(name != last && words.size() > 1, where, ": expected a collective (all_gather, reduce_scatter, ",
-                   "all_reduce, all_to_all, broadcast, gather or scatter), conditions and formats, got '", line, "'");
+                   "all_reduce, all_to_all, broadcast, gather, scatter or message), conditions and formats, got '",
+                   line, "'");
     Rule rule{.text = line, .collective = static_cast<Collective>(name - kCollectiveNames.begin()), .formats = {}};
     for (const std::string& word : std::span(words).subspan(1, words.size() - 2)) read_condition(where, word, rule);
     rule.formats = parse_formats(where, rule.collective, words.back());
@@ -114,7 +127,37 @@ std::string Settings::agreement() const {
   std::string text = concat("zcomm's front of NCCL, calls of at least ", min_bytes, " bytes, ");
   for (const HopFormats& each : formats) text += concat(each, ", ");
   for (const Rule& rule : rules) text += rule.text + ", ";
-  return text;
+  return concat(text, node_size, " ranks per node, ");
+}
+
+namespace {
+
+bool is_in_place(const Request& request, int rank) {
+  const auto slot = static_cast<std::size_t>(rank) * request.count * bytes_of_type(request.type);
+  const auto* const from = static_cast<const std::byte*>(request.from);
+  const auto* const to = static_cast<const std::byte*>(request.to);
+  if (request.collective == Collective::all_gather) return from == to + slot;
+  return request.collective == Collective::reduce_scatter ? from + slot == to : from == to;
+}
+
+bool fits(const std::string& pattern, const std::string& text) {
+  return fnmatch(pattern.c_str(), text.c_str(), 0) == 0;
+}
+
+}  // namespace
+
+const HopFormats& Settings::formats_of(const Request& request, const std::string& name, int rank, int size,
+                                       std::size_t bytes) const {
+  for (const Rule& rule : rules) {
+    const bool is_alike = rule.collective == request.collective && bytes >= rule.min_bytes && bytes <= rule.max_bytes &&
+                          (!rule.ranks || *rule.ranks == size) && (!rule.dtype || rule.dtype == dtype_of(request.type));
+    if (is_alike && fits(rule.name, name) && (!rule.in_place || *rule.in_place == is_in_place(request, rank)) &&
+        (rule.caller == "*" || fits(rule.caller, name_of_library(request.caller)))) {
+      *rule.has_matched = true;
+      return rule.formats;
+    }
+  }
+  return formats[static_cast<std::size_t>(request.collective)];
 }
 
 Settings read_settings() {
@@ -131,9 +174,14 @@ Settings read_settings() {
   for (const auto exchange : {Collective::all_to_all, Collective::broadcast, Collective::gather, Collective::scatter}) {
     read_formats(exchange, "ZCOMM_EXCHANGES");
   }
+  read_formats(Collective::message, "ZCOMM_EXCHANGES");
+  read.asks_messages = read.asks_exchanges;
   if (const std::string path = text_of("ZCOMM_RULES"); !path.empty()) read.rules = read_rules(path);
   read.is_asked = read.is_asked || !read.rules.empty();
-  for (const Rule& rule : read.rules) read.asks_exchanges = read.asks_exchanges || is_exchange(rule.collective);
+  for (const Rule& rule : read.rules) {
+    read.asks_exchanges = read.asks_exchanges || is_exchange(rule.collective);
+    read.asks_messages = read.asks_messages || rule.collective == Collective::message;
+  }
   read_number("ZCOMM_MIN_BYTES", std::size_t{0}, read.min_bytes);
   read.chunk_bytes = kDefaultGpuChunkBytes;
   read_number("ZCOMM_CHUNK_BYTES", std::size_t{1}, read.chunk_bytes);

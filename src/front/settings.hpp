@@ -23,6 +23,8 @@ struct Rule {
   std::optional<DType> dtype = {};
   std::size_t min_bytes = 0;
   std::size_t max_bytes = SIZE_MAX;
+  std::optional<bool> in_place = {};
+  std::string caller = "*";  // pattern of the name of the library that makes the call
   HopFormats formats;
   std::shared_ptr<std::atomic<bool>> has_matched = std::make_shared<std::atomic<bool>>(false);
 };
@@ -39,11 +41,16 @@ struct Settings {
   std::string stats_file;
   bool is_asked = false;  // by the environment
   bool asks_exchanges = false;
+  bool asks_messages = false;
   bool is_possible = false;  // the build and NCCL can compress
   std::string why_not;       // that is_possible is false, if nobody has been told
 
   // Returns all that ranks must have alike.
   std::string agreement() const;
+
+  // Returns the formats of a call whose tensor has `bytes`, on a communicator with this name and size.
+  const HopFormats& formats_of(const Request& request, const std::string& name, int rank, int size,
+                               std::size_t bytes) const;
 };
 
 // Parses the formats of a collective. An all-gather and a broadcast encode each value once: the first takes one format,

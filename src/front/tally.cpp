@@ -19,6 +19,8 @@ std::uint64_t exact_bytes(const Request& request, int rank, int size) {
       return rank == request.root ? 0 : bytes;
     case Collective::scatter:
       return rank == request.root ? to_others : 0;
+    case Collective::message:
+      return request.from != nullptr ? bytes : 0;
     default:
       return to_others;
   }

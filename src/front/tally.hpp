@@ -13,7 +13,7 @@ namespace zcomm::front {
 // Why a call stays exact, in the order in which it is asked.
 enum class Reason : unsigned char {
   compressed,
-  collective,    // a reduction to one rank, or a message
+  collective,    // a reduction to one rank
   format_exact,  // nobody asks for more
   dtype,         // no codec takes it
   operation,     // MIN, MAX, PROD, or made by ncclRedOpCreatePreMulSum
@@ -22,7 +22,7 @@ enum class Reason : unsigned char {
   event,       // the call wants an event of NCCL's own launch
   capture,     // a graph records it, and the same call was not made on that stream before
   one_node,    // all ranks are in one node
-  no_meeting,  // the ranks could not connect a second time
+  no_meeting,  // the ranks could not connect a second time; of messages: they did not tell their nodes
   no_pairs,    // an exchange, for which not all ranks are connected
   format,      // the format does not take this shape
 };

@@ -31,10 +31,13 @@ struct Case {
   }
   // A rank that is not the root has one buffer anyway.
   bool is_in_place(int rank) const {
-    return in_place && kind != Collective::all_to_all &&
+    return in_place && !has({Collective::all_to_all, Collective::message}) &&
            (rank == root || !has({Collective::gather, Collective::scatter}));
   }
   std::size_t slots() const { return static_cast<std::size_t>(size); }
+  // Messages are sent to the next rank.
+  int next(int rank) const { return (rank + 1) % size; }
+  int before(int rank) const { return (rank + size - 1) % size; }
   unsigned type() const { return dtype == DType::float32 ? kFloat32 : dtype == DType::bfloat16 ? 9 : 6; }
 };
 
@@ -54,7 +57,7 @@ inline Bytes input_of(const Case& the_case, int rank, unsigned seed = 0) {
 }
 
 // Calls zcomm's own communicator.
-inline void call_own(Communicator& communicator, const Case& the_case, TensorView from, TensorView to) {
+inline void call_own(Communicator& communicator, const Case& the_case, TensorView from, TensorView to, unsigned seed) {
   constexpr std::chrono::seconds kTimeout(60);
   const auto count = static_cast<std::int64_t>(the_case.count);
   const int size = communicator.size();
@@ -91,6 +94,14 @@ inline void call_own(Communicator& communicator, const Case& the_case, TensorVie
           *make_exchange(ExchangePlan::scatter(communicator.world(), the_case.root, count, the_case.dtype, kFormats)),
           {sent, received}, kTimeout);
       break;
+    case Collective::message: {
+      const int source = the_case.before(communicator.rank());
+      Bytes values = input_of(the_case, source, seed);
+      from.data = reinterpret_cast<std::byte*>(values.data());
+      const Link link = communicator.topology().link(source, communicator.rank());
+      communicator.round_trip(from, kFormats.on(link), to);
+      break;
+    }
     default:
       if (the_case.kind == Collective::all_reduce || is_root) std::memcpy(to.data, from.data, from.num_bytes());
       if (the_case.kind == Collective::all_reduce) all_reduce(communicator, to, kFormats, factor, kTimeout);
@@ -114,7 +125,7 @@ inline std::vector<Bytes> compressed(const Case& the_case, const std::vector<int
                         the_case.dtype};
     };
     call_own(*communicators[static_cast<std::size_t>(rank)], the_case, view(input, the_case.input_elements()),
-             view(output, the_case.output_elements()));
+             view(output, the_case.output_elements()), seed);
   });
   return results;
 }
@@ -147,6 +158,11 @@ struct Buffers {
         return nccl::ncclGather(from(), to(), count, type, root, comm, stream);
       case Collective::scatter:
         return nccl::ncclScatter(from(), to(), count, type, root, comm, stream);
+      case Collective::message:
+        require_nccl(nccl::ncclGroupStart());
+        require_nccl(nccl::ncclSend(from(), count, type, the_case_.next(static_cast<int>(rank_)), comm, stream));
+        require_nccl(nccl::ncclRecv(to(), count, type, the_case_.before(static_cast<int>(rank_)), comm, stream));
+        return nccl::ncclGroupEnd();
       default:
         return nccl::ncclAllReduce(from(), to(), count, type, op, comm, stream);
     }
@@ -188,6 +204,9 @@ inline std::vector<Bytes> exact(const Case& the_case, unsigned seed = 0) {
     };
     if (the_case.kind == Collective::broadcast) copy(0, inputs[root], 0);
     if (the_case.kind == Collective::scatter) copy(0, inputs[root], rank);
+    if (the_case.kind == Collective::message) {
+      copy(0, inputs[static_cast<std::size_t>(the_case.before(static_cast<int>(rank)))], 0);
+    }
     for (std::size_t peer = 0; peer < results.size(); ++peer) {
       const bool gathers = the_case.kind == Collective::gather && rank == root;
       if (the_case.kind == Collective::all_gather || gathers) copy(peer, inputs[peer], 0);

@@ -39,12 +39,13 @@ std::vector<Case> cases_of(const Schedule& schedule, const test::Step& step) {
       return {made(Collective::reduce_scatter)};
     case Action::exchange: {
       constexpr Collective kExchanges[] = {Collective::all_to_all, Collective::broadcast, Collective::gather,
-                                           Collective::scatter};
-      return {made(kExchanges[count / 2 % 4])};
+                                           Collective::scatter, Collective::message};
+      return {made(kExchanges[count / 2 % 5])};
     }
     case Action::broadcast:
-      return {made(Collective::reduce_scatter), made(Collective::all_reduce, test::kMax), made(Collective::all_gather),
-              made(Collective::all_to_all), made(Collective::broadcast)};
+      return {made(Collective::reduce_scatter), made(Collective::all_reduce, test::kMax),
+              made(Collective::all_gather),     made(Collective::all_to_all),
+              made(Collective::broadcast),      made(Collective::message)};
     case Action::replay: {
       constexpr Collective kReplayed[] = {Collective::all_reduce, Collective::all_to_all, Collective::broadcast,
                                           Collective::gather};
@@ -156,7 +157,7 @@ class Rank {
     };
     for (const auto& comm : comms_) {
       for (const Case& each : {made(Collective::all_reduce, test::kSum), made(Collective::all_reduce, test::kMax),
-                               made(Collective::all_to_all, test::kSum)}) {
+                               made(Collective::all_to_all, test::kSum), made(Collective::message, test::kSum)}) {
         const Buffers buffers(each, rank_, streams_[0]);
         if (const Result result = buffers.call(*comm, streams_[0]); result != Result::in_progress) require_nccl(result);
         test::settle(*comm);

@@ -56,6 +56,10 @@ TEST_CASE("front: the first rule that matches decides, else the variables") {
   CHECK(all_reduces("all_reduce ranks=3 int8:128") == "\"format_exact\": 3");
   CHECK(all_reduces("all_reduce name=data* int8:128") == "\"compressed\": 3");
   CHECK(all_reduces("all_reduce name=other int8:128") == "\"format_exact\": 3");
+  CHECK(all_reduces("all_reduce in_place=yes int8:128") == "\"compressed\": 3");
+  CHECK(all_reduces("all_reduce in_place=no int8:128") == "\"format_exact\": 3");
+  CHECK(all_reduces("all_reduce caller=zcomm_front* int8:128") == "\"compressed\": 3");
+  CHECK(all_reduces("all_reduce caller=libtorch* int8:128") == "\"format_exact\": 3");
   CHECK(all_reduces("all_reduce ranks=2 dtype=float32 exact\nall_reduce int8:128") ==
         "\"compressed\": 1, \"format_exact\": 2");
 }
@@ -72,9 +76,11 @@ TEST_CASE("front: a rule that no call matched is named at the end") {
 }
 
 TEST_CASE("front: a wrong file of rules leaves every call exact") {
-  for (const char* rules : {"all_reduce", "all_reduces int8:128", "all_reduce int9:128", "all_reduce ranks=0 int8:128",
-                            "all_reduce bytes=5 int8:128", "all_reduce bytes=5-4 int8:128", "all_reduce a=b int8:128",
-                            "all_reduce dtype=int8 int8:128", "all_gather int8:128/int4:128"}) {
+  for (const char* rules :
+       {"all_reduce", "all_reduces int8:128", "all_reduce int9:128", "all_reduce ranks=0 int8:128",
+        "all_reduce bytes=5 int8:128", "all_reduce bytes=5-4 int8:128", "all_reduce a=b int8:128",
+        "all_reduce dtype=int8 int8:128", "all_gather int8:128/int4:128", "all_reduce in_place=1 int8:128",
+        "broadcast in_place=yes int8:128", "all_reduce caller= x"}) {
     const test::Written written = written_with(rules);
     CHECK(written.stats.empty());
     CHECK(count_of(written.errors, "zcomm's front of NCCL leaves every call exact: ZCOMM_RULES, line 1: ") == 1);

@@ -155,3 +155,4 @@ using zcomm::nccl::Stream;
 #define ZCOMM_DECLARE(name, result, parameters) extern "C" result nccl##name parameters;
 ZCOMM_NCCL_FUNCTIONS(ZCOMM_DECLARE)
 #undef ZCOMM_DECLARE
+extern "C" Result ncclCommInitRank(Comm* made, int size, NcclUniqueId id, int rank);

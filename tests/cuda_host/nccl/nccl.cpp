@@ -9,6 +9,7 @@
 #include <random>
 
 #include "communicator.hpp"
+#include "front/request.hpp"
 #include "nccl_host.hpp"
 
 namespace nccl_host {
@@ -243,11 +244,18 @@ Result ncclCommInitRankConfig(Comm* made, int size, NcclUniqueId id, int rank, C
   // NCCL reads plugins and finds networks on the caller's thread, for as long as that takes.
   if (const char* text = std::getenv("NCCL_HOST_INIT_SECONDS"))
     std::this_thread::sleep_for(std::chrono::seconds(std::atoi(text)));
+  Config usual = zcomm::nccl::config_of(version());
+  usual.blocking = 1;
+  if (config == nullptr) config = &usual;
   if (!accept(*config, false) || rank < 0 || rank >= size || size > kMaxRanks) return Result::invalid_argument;
   ncclComm& communicator =
       make_communicator(reinterpret_cast<const char*>(id.data()), rank, size, is_blocking(*config), false);
   *made = &communicator;
   return connect_in_background(communicator, [&communicator] { meet(communicator, communicator.is_aborted); });
+}
+
+Result ncclCommInitRank(Comm* made, int size, NcclUniqueId id, int rank) {
+  return ncclCommInitRankConfig(made, size, id, rank, nullptr);
 }
 
 Result ncclCommSplit(Comm parent, int color, int key, Comm* made, Config* config) {
@@ -332,10 +340,12 @@ Result ncclGroupEnd() {
   return --group_depth == 0 ? end_group() : Result::success;
 }
 
-Result ncclSend(const void* data, std::size_t count, unsigned, int peer, Comm communicator, Stream stream) {
-  return add(communicator, stream, {true, kSendRecv, peer, writable(data), count}, "ncclSend");
+Result ncclSend(const void* data, std::size_t count, unsigned type, int peer, Comm communicator, Stream stream) {
+  const std::size_t num_bytes = count * zcomm::front::bytes_of_type(type);
+  return add(communicator, stream, {true, kSendRecv, peer, writable(data), num_bytes}, "ncclSend");
 }
 
-Result ncclRecv(void* data, std::size_t count, unsigned, int peer, Comm communicator, Stream stream) {
-  return add(communicator, stream, {false, kSendRecv, peer, writable(data), count}, "ncclRecv");
+Result ncclRecv(void* data, std::size_t count, unsigned type, int peer, Comm communicator, Stream stream) {
+  const std::size_t num_bytes = count * zcomm::front::bytes_of_type(type);
+  return add(communicator, stream, {false, kSendRecv, peer, writable(data), num_bytes}, "ncclRecv");
 }

@@ -25,7 +25,7 @@ def functions(file: str, pattern: str) -> set[str]:
     return {f"nccl{name}" for name in re.findall(pattern, (ROOT / "src/front" / file).read_text())}
 
 
-ANSWERED = functions("nccl.cpp", r"(?:Result |ZCOMM_(?:CALLS?|END)\()nccl(\w+)[(,]")
+ANSWERED = functions("nccl.cpp", r"(?:Result |ZCOMM_(?:CALLS?|END|MAKE)\()nccl(\w+)[(,]")
 ANSWERED |= {f"{name}Config" for name in functions("nccl.cpp", r"ZCOMM_CALLS\(nccl(\w+),")}
 FORWARDED = functions("functions.cpp", r"(?<=[\",])([A-Z]\w+)(?=,|\\n)")
 

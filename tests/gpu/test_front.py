@@ -24,7 +24,9 @@ gathered, total, largest = torch.empty(2 * values.numel(), device="cuda"), value
 dist.all_gather_into_tensor(gathered, values)
 dist.all_reduce(total)
 dist.all_reduce(largest, dist.ReduceOp.MAX)
-torch.save([each.cpu() for each in (gathered, total, largest)], outputs)
+exchanged = torch.empty_like(values)
+dist.all_to_all_single(exchanged, values)  # of messages, in most releases
+torch.save([each.cpu() for each in (gathered, total, largest, exchanged)], outputs)
 dist.destroy_process_group()
 """
 
@@ -36,6 +38,7 @@ def test_collectives_of_torchs_nccl_are_compressed(tmp_path: Path) -> None:
         "LD_PRELOAD": front,
         "ZCOMM_ALL_GATHER": "int8:256",
         "ZCOMM_ALL_REDUCE": "int8:128/int4:128",
+        "ZCOMM_EXCHANGES": "int8:128",
         "ZCOMM_NODE_SIZE": "1",
         "ZCOMM_MIN_BYTES": "0",
         "ZCOMM_STATS": str(tmp_path / "stats"),
@@ -54,10 +57,13 @@ def test_collectives_of_torchs_nccl_are_compressed(tmp_path: Path) -> None:
             process.kill()
     assert [process.returncode for process in ranks] == [0, 0], errors
     for rank in range(2):
-        gathered, total, largest = torch.load(tmp_path / f"out{rank}")
+        gathered, total, largest, exchanged = torch.load(tmp_path / f"out{rank}")
         expected.assert_same_bits(gathered, expected.all_gather(inputs, "int8:256"))
         expected.assert_same_bits(total, expected.all_reduce(inputs, "int8:128/int4:128", [0, 1]))
         expected.assert_same_bits(largest, torch.maximum(*inputs))
+        parts = [each.chunk(2)[rank] for each in inputs]
+        parts[1 - rank] = expected.roundtrip(parts[1 - rank], "int8:128")
+        expected.assert_same_bits(exchanged, torch.cat(parts))
     stats = (tmp_path / "stats").read_text()
     assert stats.count('"all_gather": {"calls": {"compressed": 1}') == 2, stats
     assert stats.count('"all_reduce": {"calls": {"compressed": 1, "operation": 1}') == 2, stats

@@ -1,15 +1,20 @@
 """What losing sites costs: three sites train in the network lab. One at a time is killed, and started anew.
 
-python bench/outer_sites.py                                   ten losses; 100 Mbit/s, 50 ms: half an hour
-python bench/outer_sites.py --losses 3 --steps 400
+python bench/outer_sites.py                                   ten losses; 100 Mbit/s, 50 ms: a quarter of an hour
+python bench/outer_sites.py --seeds 3 --out FILE.json --plot FILE.png
+python bench/outer_sites.py --from FILE.json --plot FILE.png  draws it again
+python bench/outer_sites.py --losses 2 --steps 800
+python bench/outer_sites.py --losses 0 --steps 400            two undisturbed runs, which are equal
 
-Each site is a host of the lab, with examples/diloco.py; a fourth one has the meeting point. Another run is undisturbed.
-Both have the same number of inner steps. The result is the loss on text that no site trains on, of the model that
-all sites have at the end. A site that is started anew has lost its inner optimizer's state and its place in the data.
+Each site is a host of the lab, with examples/diloco.py; a fourth one has the meeting point. Each seed of the model and
+the batches has two runs of as many inner steps: an undisturbed one, and one with losses. The undisturbed ones of all
+seeds come first. The result is the loss on text that no site trains on, of the model that all sites have at the end.
+A site that is started anew has lost its inner optimizer's state and its place in the data.
 """
 
 import json
 import random
+import statistics
 import subprocess
 import sys
 import threading
@@ -30,9 +35,10 @@ SITES, PORT = 3, 29511
 class Run:
     """Sites in a lab, and what they print: the site, the seconds since the start, and the object."""
 
-    def __init__(self, lab: NetLab, arguments: list[str]) -> None:
-        self._lab, self._arguments = lab, arguments
+    def __init__(self, lab: NetLab, arguments: list[str], title: str) -> None:
+        self._lab, self._arguments, self._title = lab, arguments, title
         self.events: list[tuple[int, float, dict[str, Any]]] = []
+        self.changes: list[tuple[str, int, int, float]] = []  # what, the site, the inner step, seconds
         self._began = time.monotonic()
         point = [sys.executable, "-m", "zcomm", "meet", f"--port={PORT}", f"--least={SITES}"]
         self._point = lab.popen(SITES, point, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -51,7 +57,10 @@ class Run:
     def _read(self, site: int, process: subprocess.Popen[str]) -> None:
         for line in process.stdout or []:
             if line.startswith("{"):
-                self.events.append((site, time.monotonic() - self._began, json.loads(line)))
+                self.events.append((site, self._seconds(), json.loads(line)))
+
+    def _seconds(self) -> float:
+        return round(time.monotonic() - self._began, 1)
 
     def reached(self) -> int:
         return max((event.get("step", 0) for _, _, event in self.events), default=0)
@@ -59,6 +68,7 @@ class Run:
     def lose(self, site: int, steps: int) -> None:
         """Kill a site, start it anew when the others have made as many more inner steps, and wait until it trains."""
         kill(self._sites[site])
+        self._note("lost", site)
         until = self.reached() + steps
         while self.reached() < until:
             time.sleep(0.1)
@@ -66,52 +76,120 @@ class Run:
         known = len(self.events)
         while not any(of == site for of, _, _ in self.events[known:]):
             time.sleep(0.1)
+        self._note("returned", site)
 
-    def end(self) -> tuple[float, float]:
-        """Wait for all sites. Return the loss and the seconds."""
+    def _note(self, what: str, site: int) -> None:
+        self.changes.append((what, site, self.reached(), self._seconds()))
+        print(f"{self._title}: site {site} {what}, step {self.reached()}, {self._seconds():.0f} s", flush=True)
+
+    def end(self) -> dict[str, Any]:
+        """Wait for all sites. Return the loss, the seconds, and what happened."""
         for process in self._sites.values():
             if process.wait() != 0:
                 raise RuntimeError("a site has failed")
-        seconds = time.monotonic() - self._began
+        seconds = self._seconds()
         kill(self._point)
         time.sleep(0.5)  # for the last lines
         losses = {event["held_out_loss"] for _, _, event in self.events if "step" not in event}
         if len(losses) != 1:
             raise RuntimeError(f"expected one loss at all sites, got {losses}")
-        return losses.pop(), seconds
+        loss = losses.pop()
+        print(f"{self._title}: loss {loss:.4f}, {seconds:.0f} s", flush=True)
+        return {"loss": loss, "seconds": seconds, "changes": self.changes, "events": self.events}
+
+
+def measure(seeds: int, losses: int, steps: int, every: int, rate: str, round_trip_ms: float, out: Path | None) -> Any:
+    """Return settings and runs. ``out`` gets them after each run."""
+    measured: dict[str, Any] = {"seeds": seeds, "losses": losses, "steps": steps, "every": every, "rate": rate}
+    measured |= {"round_trip_ms": round_trip_ms, "note": "", "runs": []}
+    for number in (0, losses):
+        for seed in range(seeds):
+            draw = random.Random(seed)
+            arguments = [f"--steps={steps}", f"--every={every}", f"--seed={seed}", "--decay", "--timeout=20"]
+            with NetLab(SITES + 1, rate, round_trip_ms=round_trip_ms) as lab:
+                measured["note"] = lab.note
+                run = Run(lab, arguments, f"seed {seed}, {number or 'no'} losses")
+                for loss in range(number):
+                    due = (loss + 1) * steps // (number + 1)
+                    while run.reached() < due:
+                        time.sleep(0.1)
+                    run.lose(draw.randrange(SITES), every)
+                measured["runs"].append({"seed": seed, "losses": number, **run.end()})
+            if out is not None:
+                out.write_text(json.dumps(measured))
+    return measured
+
+
+def pairs(measured: Any) -> list[tuple[Any, Any]]:
+    """Return the undisturbed and the disturbed run of each seed that has both."""
+    seeds, runs = measured["seeds"], measured["runs"]
+    return list(zip(runs[:seeds], runs[seeds:], strict=False))
+
+
+def title(measured: Any) -> str:
+    return f"{SITES} sites, {measured['rate']}, {measured['round_trip_ms']:g} ms, {measured['steps']} inner steps"
+
+
+def show(measured: Any) -> None:
+    """Print a row for each seed, and the mean difference with its standard error."""
+    differences = [100 * (disturbed["loss"] / calm["loss"] - 1) for calm, disturbed in pairs(measured)]
+    mean = f"{statistics.fmean(differences):+.2f}"
+    if len(differences) > 1:
+        mean += f" ± {statistics.stdev(differences) / len(differences) ** 0.5:.2f}"
+    table = Table(title=title(measured), caption=measured["note"], show_footer=True)
+    table.add_column("seed", "mean", justify="right")
+    for header in ("undisturbed: loss", "seconds", f"{measured['losses']} losses: loss", "seconds"):
+        table.add_column(header, justify="right")
+    table.add_column("difference %", mean, justify="right")
+    for runs, difference in zip(pairs(measured), differences, strict=True):
+        numbers = [text for run in runs for text in (f"{run['loss']:.4f}", f"{run['seconds']:.0f}")]
+        table.add_row(str(runs[0]["seed"]), *numbers, f"{difference:+.2f}")
+    Console().print(table)
+
+
+def plot(measured: Any, path: Path) -> None:
+    """Loss on held-out text over inner steps, of the first seed's two runs, with marks where sites went and came."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    labels = ("undisturbed", f"{measured['losses']} losses of a site")
+    for run, label, width in zip(pairs(measured)[0], labels, (3.0, 1.2), strict=True):
+        curve = {event["step"]: event["held_out_loss"] for _, _, event in run["events"] if "step" in event}
+        axes.plot(*zip(*sorted(curve.items()), strict=True), label=label, linewidth=width)
+        for what, marker in (("lost", "C3x"), ("returned", "C2o")):
+            steps = [step for change, _, step, _ in run["changes"] if change == what]
+            if steps:
+                axes.plot(steps, [curve[step] for step in steps], marker, label=f"a site {what}", fillstyle="none")
+    axes.set(xlabel="inner steps", ylabel="loss on held-out text", yscale="log", title=title(measured))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 def main(
     losses: int = 10,
+    seeds: Annotated[int, typer.Option(help="Pairs of runs, each with another seed.")] = 1,
     steps: int = 4000,
     every: int = 50,
     rate: str = "100mbit",
     round_trip_ms: float = 50.0,
     out: Annotated[Path | None, typer.Option(help="A file for what the sites print, as JSON.")] = None,
+    earlier: Annotated[Path | None, typer.Option("--from", help="A file of --out, in place of runs.")] = None,
+    plot_to: Annotated[Path | None, typer.Option("--plot", help="A picture of the first pair, PNG.")] = None,
 ) -> None:
-    arguments = [f"--steps={steps}", f"--every={every}", "--timeout=20"]
-    results, kept = [], {}
-    draw = random.Random(0)
-    for number in (0, losses):
-        with NetLab(SITES + 1, rate, round_trip_ms=round_trip_ms) as lab:
-            run = Run(lab, arguments)
-            for loss in range(number):
-                due = (loss + 1) * steps // (number + 1)
-                while run.reached() < due:
-                    time.sleep(0.1)
-                run.lose(draw.randrange(SITES), every)
-            results.append((number, *run.end()))
-            kept[str(number)] = run.events
-            note = lab.note
-    table = Table(title=f"{SITES} sites, {rate}, {round_trip_ms:g} ms, {steps} inner steps", caption=note)
-    for header in ("losses of a site", "loss at the end", "difference %", "seconds"):
-        table.add_column(header, justify="right")
-    for number, loss, seconds in results:
-        difference = 100 * (loss / results[0][1] - 1)
-        table.add_row(str(number), f"{loss:.4f}", f"{difference:+.2f}", f"{seconds:.0f}")
-    Console().print(table)
-    if out is not None:
-        out.write_text(json.dumps(kept))
+    if earlier is not None:
+        measured = json.loads(earlier.read_text())
+    else:
+        measured = measure(seeds, losses, steps, every, rate, round_trip_ms, out)
+    show(measured)
+    if plot_to is not None:
+        plot(measured, plot_to)
 
 
 if __name__ == "__main__":

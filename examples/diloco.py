@@ -24,7 +24,8 @@ from train_gpt import GPT, load_corpus, sample
 
 import zcomm
 
-MOST_SITES = 64  # each draws other batches
+LEARNING_RATE = 1e-3
+MOST_SITES, MOST_STEPS = 64, 10**6  # each draws other batches
 
 
 def main(
@@ -38,18 +39,20 @@ def main(
     meeting: Annotated[str | None, typer.Option(help="host:port where sites that come and go meet.")] = None,
     site: Annotated[int, typer.Option(help="With --meeting: the number of this one, by which it takes its data.")] = 0,
     timeout: Annotated[float, typer.Option(help="With --meeting: seconds after which a silent site is lost.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Of the model and the batches, the same at all sites.")] = 0,
+    decay: Annotated[bool, typer.Option(help="Let the learning rate fall to 0 at the last step.")] = False,
     width: int = 128,
     layers: int = 2,
     sequence: int = 128,
     batch: int = 8,
 ) -> None:
-    sites = zcomm.outer.Sites(meeting, timeout=timeout) if meeting else None
+    sites = zcomm.outer.Sites(meeting, name=f"{site:04d}", timeout=timeout) if meeting else None
     if sites is None:
         dist.init_process_group("zcomm")
         site = dist.get_rank()
-    torch.manual_seed(0)  # all sites begin with the same model
+    torch.manual_seed(seed)  # all sites begin with the same model
     model = GPT(width, layers, sequence)
-    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    inner = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     sgd = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     outer = zcomm.outer.OuterStep(
         sgd, every=every, fragments=fragments, delay=delay, format=format, max_rate=max_rate, sites=sites
@@ -62,7 +65,9 @@ def main(
     text, held_out = load_corpus()
     last = outer.stats().inner_steps + steps if sites is None else steps
     while (step := outer.stats().inner_steps) < last:  # a site that comes takes over the number of the others
-        loss = model(sample(text, batch, sequence, seed=step * MOST_SITES + site))
+        if decay:
+            inner.param_groups[0]["lr"] = LEARNING_RATE * (1 - step / last)
+        loss = model(sample(text, batch, sequence, seed=(seed * MOST_STEPS + step) * MOST_SITES + site))
         loss.backward()
         inner.step()
         inner.zero_grad()

@@ -38,12 +38,17 @@ _PAUSE = 0.1
 @dataclass(frozen=True)
 class Registration:
     """``terms``: what sites must have in common. ``joined``: the membership in which the site is, 0 for a new one.
-    ``timeout``: of its calls, in seconds."""
+    ``timeout``: of its calls, in seconds. ``name``: orders the handles of a membership; equal ones by arrival."""
 
     handle: str
     terms: str
     joined: int
     timeout: float
+    name: str = ""
+
+    @property
+    def shown(self) -> str:
+        return f"{self.name} {self.handle}".lstrip()
 
 
 @dataclass
@@ -121,15 +126,18 @@ class MeetingPoint:
             return
         self._first_at = None
         self._refuse()
-        if self._is_over(now) or [site.of.handle for site in self._sites] != self._told:
-            self._before, self._told = self._told, [site.of.handle for site in self._sites]
+        is_over = self._is_over(now)  # first: it may lose some
+        in_order = sorted((site.of for site in self._sites), key=lambda registration: registration.name)
+        handles = [each.handle for each in in_order]
+        if is_over or handles != self._told:
+            self._before, self._told = self._told, handles
             self._over_at = None
             if self._told:
                 # Of the clock, so that it is new to sites that an earlier point knew.
                 earlier = max(self._number, *(site.of.joined for site in self._sites))
                 self._number = max(time.time_ns(), earlier + 1)
                 self._store.set("present", json.dumps({"number": self._number, "handles": self._told}))
-                _log.info("%d sites are present: %s", len(self._told), ", ".join(self._told))
+                _log.info("%d sites are present: %s", len(in_order), ", ".join(each.shown for each in in_order))
 
     def _is_over(self, now: float) -> bool:
         """Tell whether all sites of the membership are ready for another one. Loses those that do not come."""
@@ -159,12 +167,12 @@ class MeetingPoint:
                 reason = f"the sites that are present train with {terms}, this one with {site.of.terms}"
                 self._sites.remove(site)
                 self._store.set(f"refused {site.number}", reason)
-                _log.info("refused %s: %s", site.of.handle, reason)
+                _log.info("refused %s: %s", site.of.shown, reason)
 
     def _lose(self, site: _Site, why: str) -> None:
         self._sites.remove(site)
         self._store.set(f"lost {site.number}", why)
-        _log.info("lost %s: %s", site.of.handle, why)
+        _log.info("lost %s: %s", site.of.shown, why)
 
     def _has(self, key: str) -> bool:
         return bool(self._store.check([key]))

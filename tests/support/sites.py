@@ -40,13 +40,14 @@ def make(sites: zcomm.outer.Sites, seed: int = 0, **arguments: Any) -> tuple[nn.
 
 @dataclass
 class Sites:
-    """Sites by name, and the meeting point. ``steps``: inner steps after which a site ends by itself."""
+    """Sites by name, and the meeting point. ``steps``: inner steps after which a site ends by itself, unless finish()
+    lets all end."""
 
     board: Board
     steps: int = 10**6
     pause: float = 0.0  # seconds of an inner step
     timeout: float = 10.0
-    patience: float = 2.0
+    patience: float = 5.0
     least: int = 1
     processes: dict[str, Any] = field(default_factory=dict)
     point: Any = None
@@ -103,6 +104,12 @@ class Sites:
         assert self.processes[name].exitcode == 0, self.error(name) or f"site {name}: {self.events(name)[-3:]}"
         return self.events(name)
 
+    def finish(self, *names: str) -> dict[str, list[dict[str, Any]]]:
+        """Lets all sites end soon, and returns the events of these."""
+        reached = max(event["inner_steps"] for name in names for event in self.events(name))
+        self.board.write("end", str(reached + 100))
+        return {name: self.join(name) for name in names}
+
 
 def _serve(board: Board, port: int, least: int, patience: float) -> None:
     set_environment({})
@@ -123,11 +130,11 @@ def _train(run: Sites, name: str, make: Make) -> None:
     torch.set_num_threads(1)
     logging.getLogger("zcomm").setLevel(logging.ERROR)
     try:
-        sites = zcomm.outer.Sites(f"localhost:{run.port}", timeout=run.timeout)
+        sites = zcomm.outer.Sites(f"localhost:{run.port}", name=name, timeout=run.timeout)
         model, outer_step = make(sites)
         with open(run.board.folder / f"log {name}", "a") as log:
             tell(log, outer_step)
-            while (steps := outer_step.stats().inner_steps) < run.steps:
+            while (steps := outer_step.stats().inner_steps) < int(run.board.find("end") or run.steps):
                 inner_step(model, ord(name[0]), steps)
                 before = [fragment.stepped_at for fragment in outer_step._fragments]
                 outer_step.step()
@@ -145,10 +152,12 @@ def _train(run: Sites, name: str, make: Make) -> None:
 
 def tell(log: Any, outer_step: zcomm.outer.OuterStep, model: torch.Tensor | None = None) -> None:
     stats, sites = outer_step.stats(), outer_step._sites
+    backend: Any = zcomm.distributed.groups.backend_of(outer_step._group)
     assert sites is not None
     told = {
         "membership": sites._joined,
-        "sites": zcomm.distributed.groups.backend_of(outer_step._group).size(),  # type: ignore[attr-defined]
+        "sites": backend.size(),
+        "rank": backend.rank(),
         "inner_steps": stats.inner_steps,
         "stepped_at": [fragment.stepped_at for fragment in outer_step._fragments],
         "values": mark_of([fragment.values for fragment in outer_step._fragments]),

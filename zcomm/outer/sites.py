@@ -23,6 +23,7 @@ _log = logging.getLogger("zcomm")
 
 _BEAT = 1.0  # seconds
 _PAUSE = 0.05
+_LONGEST_NAME = 64
 _CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
 
 
@@ -35,20 +36,24 @@ class Sites:
 
     Args:
         meeting: ``"host:port"`` of the meeting point.
+        name: orders the ranks of sites; equal names by arrival. A site that returns with its name has its old place.
+            The meeting point shows it.
         timeout: seconds after which a call fails that a site does not answer. A site that is alive, but does not come
             when others meet anew, is left out after as many seconds more.
 
-    Raises ValueError if ``meeting`` is no address, and RuntimeError if nobody answers there.
+    Raises ValueError if ``meeting`` is no address or ``name`` is not printable, and RuntimeError if nobody answers.
     """
 
-    def __init__(self, meeting: str, *, timeout: float = 60.0) -> None:
-        check_types(locals(), meeting=str, timeout=int | float)
+    def __init__(self, meeting: str, *, name: str = "", timeout: float = 60.0) -> None:
+        check_types(locals(), meeting=str, name=str, timeout=int | float)
         host, _, port = meeting.rpartition(":")
         if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
             raise ValueError(f"meeting: expected 'host:port', got {meeting!r}")
+        if len(name) > _LONGEST_NAME or not name.isprintable():
+            raise ValueError(f"name: expected at most {_LONGEST_NAME} printable characters, got {name!r}")
         if timeout <= 0:
             raise ValueError(f"timeout: expected more than 0 seconds, got {timeout}")
-        self._address, self._timeout = (host, int(port)), datetime.timedelta(seconds=timeout)
+        self._address, self._name, self._timeout = (host, int(port)), name, datetime.timedelta(seconds=timeout)
         self._store = self._connect()
         self._member = make_member(self._timeout, "sites")
         self._terms = ""
@@ -186,7 +191,7 @@ class Sites:
             number, ready, joined, ended = self._number, self._ready, self._joined, self._ended
         if number is None:
             seconds = self._timeout.total_seconds()
-            number = register(store, Registration(self._member.handle, self._terms, joined, seconds))
+            number = register(store, Registration(self._member.handle, self._terms, joined, seconds, self._name))
             with self._lock:
                 self._number = number
         store.set(f"beat {number}", str(beats))

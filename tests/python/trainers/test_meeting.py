@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 
 import pytest
@@ -21,8 +22,8 @@ class Table:
         self.store = dist.TCPStore("localhost", self.point.port, is_master=False)  # type: ignore[attr-defined]
         self.beats = 0
 
-    def come(self, handle: str, terms: str = "terms", joined: int = 0, timeout: float = 60.0) -> int:
-        return register(self.store, Registration(handle, terms, joined, timeout))
+    def come(self, handle: str, terms: str = "terms", joined: int = 0, timeout: float = 60.0, name: str = "") -> int:
+        return register(self.store, Registration(handle, terms, joined, timeout, name))
 
     def beat(self, *numbers: int) -> None:
         self.beats += 1
@@ -60,6 +61,33 @@ def test_a_silent_site_is_lost_and_may_register_again() -> None:
     assert table.handles() == ["two", "one"]
     table.store.set(f"left {two}", "")
     assert table.handles() == ["one"] and not table.has(f"lost {again}")
+
+
+def test_names_order_the_sites_and_one_that_returns_has_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "zcomm")
+    table = Table()
+    for handle, name in [("three", "c"), ("first", ""), ("two", "b"), ("one", "a"), ("second", ""), ("also two", "b")]:
+        table.come(handle, name=name)
+    first, handles = table.told()
+    assert handles == ["first", "second", "one", "two", "also two", "three"]
+    assert "6 sites are present: first, second, a one, b two, b also two, c three" in caplog.messages
+    assert table.told() == (first, handles)
+    time.sleep(PATIENCE)
+    table.beat(1, 2, 3, 5, 6)
+    assert table.handles() == ["first", "second", "two", "also two", "three"]
+    assert "lost a one: it was silent" in caplog.messages
+    table.come("one again", name="a")
+    assert table.handles() == ["first", "second", "one again", "two", "also two", "three"]
+
+
+def test_names_do_not_decide_whose_terms_count(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "zcomm")
+    table = Table()
+    table.come("member", name="z")
+    table.handles()
+    other = table.come("other", "others", name="a")
+    assert table.handles() == ["member"] and table.has(f"refused {other}")
+    assert any(message.startswith("refused a other: ") for message in caplog.messages)
 
 
 def test_the_same_sites_are_told_again_after_all_were_silent() -> None:

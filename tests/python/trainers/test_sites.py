@@ -33,14 +33,15 @@ def board(tmp_path: Path) -> Board:
 
 def test_sites_that_are_lost_and_new_ones(board: Board) -> None:
     """One of three is killed. Another one comes, with other parameters, and ends with the bits of those that stayed."""
-    with runs.Sites(board, steps=200, pause=0.02, least=3) as sites:
+    with runs.Sites(board, pause=0.02, least=3) as sites:
         for name in "abc":
             sites.start(name)
         sites.wait("a", lambda event: event["sites"] == 3 and event["inner_steps"] > 20)
         sites.kill("b")
         sites.wait("a", lambda event: event["sites"] == 2 and event["inner_steps"] > 20)
         sites.start("d", functools.partial(runs.make, seed=5))
-        logs = {name: sites.join(name) for name in "acd"}
+        sites.wait("d", lambda event: event["sites"] == 3)
+        logs = sites.finish("a", "c", "d")
     assert logs["d"][0]["inner_steps"] > 20  # the others' number
     assert {event["sites"] for event in logs["a"]} == {3, 2}
     assert {events[-1]["sites"] for events in logs.values()} == {3}
@@ -52,21 +53,39 @@ def test_sites_that_are_lost_and_new_ones(board: Board) -> None:
 
 def test_a_site_that_was_taken_for_lost_returns(board: Board) -> None:
     """A site stops for longer than the meeting point's patience. Afterwards it has the others' bits."""
-    with runs.Sites(board, steps=260, pause=0.02, timeout=3.0, least=3) as sites:
+    with runs.Sites(board, pause=0.02, timeout=3.0, least=3) as sites:
         for name in "abc":
             sites.start(name)
         sites.wait("a", lambda event: event["inner_steps"] > 20)
         os.kill(sites.processes["b"].pid, signal.SIGSTOP)
-        sites.wait("a", lambda event: event["sites"] == 2)
+        told = sites.wait("a", lambda event: event["sites"] == 2)
         os.kill(sites.processes["b"].pid, signal.SIGCONT)
-        logs = {name: sites.join(name) for name in "abc"}
+        sites.wait("b", lambda event: event["sites"] == 3 and event["membership"] > told["membership"])
+        logs = sites.finish("a", "b", "c")
     assert {events[-1]["sites"] for events in logs.values()} == {3}
     assert runs.assert_equal_values(logs) > 60
     assert len({events[-1]["model"] for events in logs.values()}) == 1
 
 
+def test_names_order_ranks(board: Board) -> None:
+    """Sites come in another order than that of their names. One is killed, and has its old rank when it returns."""
+    with runs.Sites(board, pause=0.02) as sites:
+        for size, name in enumerate("cab", 1):
+            sites.start(name)
+            told = sites.wait("c", lambda event, size=size: event["sites"] == size)
+        sites.kill("a")
+        told = sites.wait("c", lambda event: event["sites"] == 2 and event["membership"] > told["membership"])
+        sites.start("a")
+        for rank, name in enumerate("abc"):
+            event = sites.wait(name, lambda event: event["sites"] == 3 and event["membership"] > told["membership"])
+            assert event["rank"] == rank
+        logs = {name: sites.events(name) for name in "abc"}
+    assert {(event["sites"], event["rank"]) for event in logs["c"]} == {(1, 0), (2, 1), (3, 2)}
+    assert runs.assert_equal_values(logs) > 0
+
+
 def test_the_meeting_point_may_be_lost(board: Board) -> None:
-    with runs.Sites(board, steps=400, pause=0.02, least=2) as sites:
+    with runs.Sites(board, pause=0.02, least=2) as sites:
         for name in "ab":
             sites.start(name)
         sites.wait("a", lambda event: event["inner_steps"] > 10)
@@ -75,16 +94,17 @@ def test_the_meeting_point_may_be_lost(board: Board) -> None:
         reached = sites.events("a")[-1]["inner_steps"]
         sites.wait("a", lambda event: event["inner_steps"] > reached + 20)
         sites.start("c")
-        sites.wait("c", lambda event: event["sites"] == 3)
+        told = sites.wait("c", lambda event: event["sites"] == 3)
         sites.kill("b")
-        logs = {name: sites.join(name) for name in "ac"}
+        sites.wait("a", lambda event: event["sites"] == 2 and event["membership"] > told["membership"])
+        logs = sites.finish("a", "c")
     assert logs["a"][-1]["sites"] == 2
     assert runs.assert_equal_values({**logs, "b": sites.events("b")}) > 20
     assert len({events[-1]["model"] for events in logs.values()}) == 1
 
 
 def test_a_site_with_other_arguments_is_refused(board: Board) -> None:
-    with runs.Sites(board, steps=80, pause=0.02) as sites:
+    with runs.Sites(board, pause=0.02) as sites:
         sites.start("a")
         sites.wait("a", lambda event: event["inner_steps"] > 8)
         sites.start("b", functools.partial(runs.make, every=5))
@@ -94,7 +114,7 @@ def test_a_site_with_other_arguments_is_refused(board: Board) -> None:
         sites.start("c", functools.partial(runs.make, connections=2))
         sites.processes["c"].join(20)
         assert "connections=2" in sites.error("c") and "protocol" in sites.error("c")
-        assert {event["sites"] for event in sites.join("a")} == {1}
+        assert {event["sites"] for event in sites.events("a")} == {1}
 
 
 def test_a_loaded_state_is_that_of_all(board: Board) -> None:
@@ -248,24 +268,26 @@ def test_a_change_within_exact_is_compressed(board: Board) -> None:
         zcomm.exact().__enter__()
         return model, outer_step
 
-    with runs.Sites(board, steps=120, pause=0.02) as sites:
+    with runs.Sites(board, pause=0.02) as sites:
         sites.start("a", wrap)
         sites.wait("a", lambda event: event["inner_steps"] > 8)
         sites.start("b")
-        logs = {name: sites.join(name) for name in "ab"}
+        sites.wait("b", lambda event: event["sites"] == 2)
+        logs = sites.finish("a", "b")
     assert logs["a"][-1]["sites"] == 2
     assert len({events[-1]["model"] for events in logs.values()}) == 1
 
 
 def test_a_site_that_is_alone_and_was_silent_goes_on(board: Board) -> None:
-    with runs.Sites(board, steps=200, pause=0.02) as sites:
+    with runs.Sites(board, pause=0.02) as sites:
         sites.start("a")
         sites.wait("a", lambda event: event["inner_steps"] > 8)
         os.kill(sites.processes["a"].pid, signal.SIGSTOP)
-        time.sleep(4)
+        time.sleep(sites.patience + 2)
         os.kill(sites.processes["a"].pid, signal.SIGCONT)
         sites.start("b")
-        logs = {name: sites.join(name) for name in "ab"}
+        sites.wait("b", lambda event: event["sites"] == 2)
+        logs = sites.finish("a", "b")
     assert logs["b"][-1]["sites"] == 2
     assert len({events[-1]["model"] for events in logs.values()}) == 1
 
@@ -324,6 +346,11 @@ def test_wrong_arguments() -> None:
     for address in ("localhost:0", "localhost:99999", ":1"):
         expect(ValueError, "meeting: expected 'host:port', got", lambda address=address: zcomm.outer.Sites(address))
     expect(ValueError, "timeout: expected more than 0 seconds, got 0", lambda: zcomm.outer.Sites("a:1", timeout=0))
+    for name in ("a\n", "a" * 65):
+        text = f"name: expected at most 64 printable characters, got {name!r}"
+        expect(ValueError, text, lambda name=name: zcomm.outer.Sites("a:1", name=name))
+    one: Any = 1
+    expect(TypeError, "name: expected str, got 1", lambda: zcomm.outer.Sites("a:1", name=one))
     text = "sites: expected no group beside it, got both"
     expect(ValueError, text, lambda: zcomm.outer.OuterStep(alone, group=both, sites=sites))
     expect(ValueError, "meeting: expected 'host:port', got 'here'", lambda: zcomm.outer.Sites("here"))

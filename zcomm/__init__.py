@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from zcomm import codec, ddp, errors, fsdp, megatron, outer, testing
     from zcomm._formats import formats
     from zcomm.communicator import Communicator
+    from zcomm.distributed.errors import CorruptedWireError
     from zcomm.distributed.groups import dump_flight_recorder
     from zcomm.distributed.hooks import register_hook
     from zcomm.distributed.options import Options
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Communicator",
+    "CorruptedWireError",
     "Options",
     "__version__",
     "codec",
@@ -45,6 +47,7 @@ __all__ = [
 # Names loaded on first use: `import torch` runs _autoload, and must stay fast and free of the C++ modules.
 _HOMES = {
     "Communicator": "zcomm.communicator",
+    "CorruptedWireError": "zcomm.distributed.errors",
     "Options": "zcomm.distributed.options",
     "dump_flight_recorder": "zcomm.distributed.groups",
     "exact": "zcomm.distributed.overrides",

@@ -19,7 +19,7 @@ std::uint64_t checksum(const std::byte* data, std::size_t num_bytes);
 // Checksums of the messages of one start() to a peer follow them, as one message more. start() computes them, so they
 // cover what happens to a message from then on until Transfer::wait() returns: on the network, in memory that ranks
 // share, and in the buffers of both ranks.
-// Transfer::wait() throws TransportError that names the sender and the message if bytes differ.
+// Transfer::wait() throws CorruptedWireError that names the sender and the message if bytes differ.
 // Throws ArgumentError if transfers of `inner` are work on a GPU's stream.
 //
 // Example:

@@ -28,6 +28,14 @@ class [[gnu::visibility("default")]] TransportError : public Error {
   using Error::Error;
 };
 
+// Reports a message that does not have its sender's checksum, on the rank that received it. Peers get a TransportError
+// whose text quotes this one's, which contains kCorrupted.
+class [[gnu::visibility("default")]] CorruptedWireError : public TransportError {
+ public:
+  using TransportError::TransportError;
+};
+inline constexpr const char* kCorrupted = "corrupted bytes";
+
 // Reports a peer that did not answer within the timeout. The communicator is unusable afterwards.
 class [[gnu::visibility("default")]] TimeoutError : public TransportError {
  public:

@@ -103,9 +103,9 @@ class CheckedTransport final : public Transport {
       const std::byte* data = recv.place != nullptr ? *recv.place : recv.data;
       const bool has_length = recv.is_upper_bound ? sum.num_bytes <= recv.num_bytes : sum.num_bytes == recv.num_bytes;
       if (has_length && checksum(data, sum.num_bytes) == sum.value) return;
-      throw TransportError(concat("corrupted bytes from rank ", recv.peer, ": message ", message, " of transfer ",
-                                  number, ", of ", recv.num_bytes,
-                                  " bytes, has another checksum than when it was sent"));
+      throw CorruptedWireError(concat(kCorrupted, " from rank ", recv.peer, ": message ", message, " of transfer ",
+                                      number, ", of ", recv.num_bytes,
+                                      " bytes, has another checksum than when it was sent"));
     }
 
     const int number;  // in its call

@@ -175,6 +175,7 @@ class Stats:
     decided so far. ``by_steps``: its last decision by training steps; None while there is none, or another one is on
     its way.
     ``threshold``: the ``min_bytes`` that ``compress="auto"`` has chosen, and why; empty where the options decide.
+    ``corrupted_messages``: those in which ``verify`` has found other bytes than were sent, counted by their receiver.
     ``node_memory``: "shared" if compressed calls on CPUs go through memory that the ranks of the node share, else why
     they do not; empty before the first of them.
     ``formats``: the group's own, by collective. ``group``: its name. ``description``: what :class:`zcomm.Options` may
@@ -192,6 +193,7 @@ class Stats:
     rehearsals: SentCalls
     decisions: list[Decision]
     others: Calls
+    corrupted_messages: int = 0
     by_steps: StepDecision | None = None
     node_memory: str = ""
     threshold: str = ""
@@ -251,6 +253,10 @@ class Stats:
                         for reason, calls in counters[collective]["exact"].items():
                             family.add_metric([collective, reason, *group_and_rank], calls[name])
                     yield family
+                text = "Messages that arrived with other bytes than were sent, counted by their receiver."
+                family = CounterMetricFamily("zcomm_corrupted_messages", text, labels=["group", "rank"])
+                family.add_metric(group_and_rank, counters["corrupted_messages"])
+                yield family
 
         registry = CollectorRegistry()
         registry.register(Counters())
@@ -277,6 +283,7 @@ class Stats:
         lines += [f"auto: {line}" for line in self.explain_auto()]
         if self.others.calls:
             lines.append(f"{self.others.calls} other calls, which are never compressed")
+        lines += [f"{self.corrupted_messages} corrupted messages"] * bool(self.corrupted_messages)
         if self.node_memory not in ("", "shared", "one rank in this node"):
             lines.append(f"ranks of this node share no memory: {self.node_memory}")
         return "\n".join(lines if len(lines) > 1 else [*lines, "no calls"])
@@ -289,6 +296,7 @@ class Stats:
             for name, calls, size, fewer in rows
         ]
         parts += [f"{name} exact: {calls} {reason} ({size})" for name, reason, calls, size, _ in self._exact_rows()]
+        parts += [f"{self.corrupted_messages} corrupted messages"] * bool(self.corrupted_messages)
         return "; ".join([*parts, *(f"auto: {line}" for line in self.explain_auto())]) or "no calls"
 
     def _sent_rows(self) -> Iterator[tuple[str, ...]]:
@@ -380,6 +388,7 @@ def stats_of(backend: _c10d.ProcessGroup) -> Stats:
         decisions=[Decision(**decision) for decision in backend.decisions()],
         others=Calls(**raw["others"]),
         by_steps=StepDecision(**by_steps) if by_steps else None,
+        corrupted_messages=raw["corrupted_messages"],
         node_memory=raw["node_memory"],
         threshold=options.threshold,
         formats={name: getattr(options, name, options.exchanges) for name in _c10d.COLLECTIVES},

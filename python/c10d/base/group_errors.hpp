@@ -1,6 +1,7 @@
 // Errors of a group: their texts, the kind of the last one, and those that end the group.
 #pragma once
 
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
@@ -23,6 +24,14 @@ inline bool is_out_of_memory(const std::exception& error) {
   return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
          dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
 }
+
+// In Python zcomm.CorruptedWireError, which is a DistBackendError.
+struct CorruptedWire final : torch::PyTorchError {
+  using PyTorchError::PyTorchError;
+  PyObject* python_type() override {
+    return pybind11::module_::import("zcomm.distributed.errors").attr("CorruptedWireError").ptr();
+  }
+};
 
 // Thread-safe. May outlive the group: callbacks of its transports do.
 class GroupErrors {
@@ -47,16 +56,21 @@ class GroupErrors {
     if (dynamic_cast<const pybind11::error_already_set*>(&error) != nullptr || is_out_of_memory(error)) {
       return std::current_exception();
     }
+    if (dynamic_cast<const CorruptedWireError*>(&error) != nullptr) ++num_corrupted_;
     const bool timed_out = dynamic_cast<const TimeoutError*>(&error) != nullptr;
     last_ = timed_out ? ::c10d::ErrorType::TIMEOUT : ::c10d::ErrorType::COMM_ERROR;
     const std::lock_guard lock(mutex_);
     const std::string text = "zcomm, rank " + std::to_string(rank_) + " of group '" + group_uid_ + "'" +
                              (place.empty() ? "" : ", in " + place) + ": " + error.what();
     if (first_.empty()) first_ = text;
+    if (text.find(kCorrupted) != std::string::npos) return std::make_exception_ptr(CorruptedWire(text));
     return std::make_exception_ptr(
         c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, text));
   }
   ::c10d::ErrorType last() const { return last_; }
+  // Number of messages that this rank has received with other bytes than were sent.
+  std::uint64_t num_corrupted() const { return num_corrupted_; }
+  void count_corrupted(std::uint64_t before) { num_corrupted_ += before; }
 
   // Tells the first error to users, once. It may wait for Python's lock: call it without locks, when peers know.
   void announce() {
@@ -95,6 +109,7 @@ class GroupErrors {
   std::function<void(const std::string&, const std::string&)> on_first_;
   std::atomic<::c10d::ErrorType> last_{::c10d::ErrorType::SUCCESS};
   std::atomic<bool> aborted_{false};
+  std::atomic<std::uint64_t> num_corrupted_{0};
   mutable std::mutex mutex_;  // guards the next ones
   std::string group_uid_;
   std::string first_;  // error

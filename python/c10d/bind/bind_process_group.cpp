@@ -66,6 +66,7 @@ py::dict stats_of(ProcessGroup& group) {
                                py::arg("intra_node_bytes") = stats.rehearsals_cost.intra_node_bytes,
                                py::arg("inter_node_bytes") = stats.rehearsals_cost.inter_node_bytes);
   all["others"] = calls_dict(stats.others);
+  all["corrupted_messages"] = group.errors().num_corrupted();
   all["node_memory"] = stats.node_memory;
   all["send_recv"] = sent_of(group.messages().sent());
   return all;

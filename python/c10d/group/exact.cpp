@@ -50,6 +50,7 @@ void ProcessGroup::take_counters(ProcessGroup& before) {
   Stats stats = before.compressed_.stats().withLock([](const Stats& counted) { return counted; });
   stats.node_memory.clear();
   compressed_.stats().withLock([&](Stats& now) { now = std::move(stats); });
+  errors_->count_corrupted(before.errors_->num_corrupted());
 }
 
 void ProcessGroup::begin_exact(std::span<const at::Tensor> tensors) {

@@ -22,6 +22,7 @@ class ProcessGroup final : public ::c10d::Backend {
   c10::intrusive_ptr<ZcommOptions> options() const { return options_; }
   CompressedCalls& compressed() { return compressed_; }
   const SendRecv& messages() const { return messages_; }
+  const GroupErrors& errors() const { return *errors_; }
   // Continues the counters of a group that this one replaces. Called before its first call.
   void take_counters(ProcessGroup& before);
   bool is_aborted() const { return errors_->is_aborted(); }

@@ -26,11 +26,6 @@ constexpr int kCompressedTags = 0x40000000;
 // Behind the wire of a message, with the option `verify`.
 constexpr std::size_t kChecksumBytes = sizeof(std::uint64_t);
 
-class CorruptedMessage final : public TransportError {
- public:
-  CorruptedMessage() : TransportError("corrupted bytes: they have another checksum than when they were sent") {}
-};
-
 // Describes a message without its ranks, as a rank that receives from any does not know them.
 std::string content_of(const at::Tensor& tensor, const std::optional<BlockFormat>& format, int tag) {
   return " tag " + std::to_string(tag) + ": " + std::to_string(tensor.numel()) + " " +
@@ -117,10 +112,12 @@ class SendRecv::MessageWork final : public ::c10d::Work {
       if (!*differs_) decode();
     } catch (const std::exception& failed) {
       error = std::current_exception();
-      const bool has_moved = dynamic_cast<const CorruptedMessage*>(&failed) != nullptr;
-      if (!signature_.empty())
-        error =
-            all_.errors_.record(TransportError(signature_ + (has_moved ? ": " : " did not move: ") + failed.what()));
+      const bool has_moved = dynamic_cast<const CorruptedWireError*>(&failed) != nullptr;
+      if (has_moved) {
+        error = all_.errors_.record(CorruptedWireError(signature_ + ": " + failed.what()));
+      } else if (!signature_.empty()) {
+        error = all_.errors_.record(TransportError(signature_ + " did not move: " + failed.what()));
+      }
     }
     if (*differs_) error = all_.failure();
     finish(std::move(error));
@@ -247,7 +244,8 @@ void SendRecv::decode(const Message& message) {
     const std::size_t num_bytes = message.wire.nbytes() - kChecksumBytes;
     std::uint64_t sum = 0;
     std::memcpy(&sum, wire + num_bytes, sizeof(sum));
-    if (checksum(wire, num_bytes) != sum) throw CorruptedMessage();
+    if (checksum(wire, num_bytes) != sum)
+      throw CorruptedWireError(std::string(kCorrupted) + ": they have another checksum than when they were sent");
   }
   const Decode job{{wire, message.format, values.dtype}, values};
   codec_of(message.values).decode({&job, 1}, current_view(message.values.device()));

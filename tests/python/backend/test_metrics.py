@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -31,6 +32,9 @@ def counted(folder: str) -> dict[str, float]:
     assert found["zcomm/reduce_scatter/exact/min_bytes/calls"] == 1
     assert found["zcomm/reduce_scatter/exact/min_bytes/bytes"] == 32
     assert found["zcomm/all_gather/hops/0/intra_node_bytes"] == found["zcomm/all_gather/intra_node_bytes"] > 0
+    assert "corrupted" not in f"{stats}{stats.summary()}"
+    corrupted = dataclasses.replace(stats, corrupted_messages=2)
+    assert "\n2 corrupted messages" in str(corrupted) and "; 2 corrupted messages" in corrupted.summary()
     assert all(type(value) is float for value in found.values())
     stats.write_prometheus(Path(folder) / f"rank{dist.get_rank()}.prom")
     zcomm.stats(dist.new_group()).write_prometheus(Path(folder) / f"group{dist.get_rank()}.prom")
@@ -53,7 +57,7 @@ def test_counters_are_those_of_stats(tmp_path: Path) -> None:
     for rank, metrics in enumerate(found):
         families = parser.text_string_to_metric_families((tmp_path / f"rank{rank}.prom").read_text())
         samples = {
-            (sample.name, sample.labels["collective"], sample.labels.get("reason")): sample
+            (sample.name, sample.labels.get("collective"), sample.labels.get("reason")): sample
             for family in families
             for sample in family.samples
         }
@@ -62,6 +66,7 @@ def test_counters_are_those_of_stats(tmp_path: Path) -> None:
         assert calls.value == 1
         sent = samples["zcomm_wire_bytes_total", "all_gather", None]
         assert 0 < sent.value < metrics["zcomm/all_gather/bytes"]
+        assert samples["zcomm_corrupted_messages_total", None, None].value == metrics["zcomm/corrupted_messages"] == 0
         left = samples["zcomm_uncompressed_bytes_total", "reduce_scatter", "min_bytes"]
         assert left.value == 32
 

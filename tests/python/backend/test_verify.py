@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,21 +17,107 @@ from support.worlds import run
 
 import zcomm
 
-SHIM = Path(__file__).parents[2] / "support" / "corrupt_socket.cpp"
+SHIM = Path(__file__).parents[2] / "support" / "corrupt_bytes.cpp"
 
+# Each case has groups of its own, as an error ends a group. Rank 0 plants a fault in the call. Prints for each case
+# and value of verify, how that call and the next one have ended here, and what this rank has counted.
 PROGRAM = """
-import sys, torch, torch.distributed as dist, zcomm
-rank, call, store = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-options = zcomm.Options(all_reduce="int8:128", exchanges="int8:128", min_bytes=0, node_size=1)
-dist.init_process_group("zcomm", init_method="file://" + store, rank=rank, world_size=2, pg_options=options)
-values = torch.ones(65536)
-if call == "all_reduce":
-    dist.all_reduce(values)
-elif rank == 0:
-    dist.send(values, 1)
-else:
-    dist.recv(values, 0)
-print("all equal:", bool((values == values[0]).all()))
+import ctypes, json, re, sys, torch, torch.distributed as dist, zcomm
+from torch.nn.parallel import DistributedDataParallel
+from zcomm.distributed.groups import backend_of
+
+rank, store, cases = int(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
+dist.init_process_group("zcomm", init_method="file://" + store, rank=rank, world_size=3)
+shim = ctypes.CDLL(None) if rank == 0 else None
+
+def plant(where="socket"):
+    if shim is None:
+        return
+    if where == "socket":
+        shim.corrupt_socket()
+    else:
+        shared = re.findall(r"(\\w+)-(\\w+) .*/memfd:zcomm", open("/proc/self/maps").read())
+        assert shared
+        for begin, end in shared:
+            shim.corrupt_memory(ctypes.c_size_t(int(begin, 16)), ctypes.c_size_t(int(end, 16)))
+
+def ones():
+    return torch.ones(3 * 65536)
+
+def same(values):
+    return bool((values == values.flatten()[0]).all())
+
+def all_reduce(group):
+    plant()
+    dist.all_reduce(values := ones(), group=group)
+    return same(values)
+
+def work(group):
+    plant()
+    dist.all_reduce(values := ones(), group=group, async_op=True).wait()
+    return same(values)
+
+def future(group):
+    plant()
+    return same(dist.all_reduce(ones(), group=group, async_op=True).get_future().wait()[0])
+
+def backward(group):
+    model = torch.nn.Linear(3 * 65536, 1, bias=False)
+    ddp = DistributedDataParallel(model, process_group=group, init_sync=False)
+    plant()
+    ddp(ones()).backward()  # torch's own C++ waits
+    return same(model.weight.grad)
+
+def memory(group):
+    dist.all_reduce(ones(), group=group)  # makes the memory
+    plant("memory")
+    dist.all_reduce(values := ones(), group=group)
+    return same(values)
+
+def lossless(group, differences=True):
+    generator = torch.Generator().manual_seed(0)
+    gathered = torch.empty(3 * 65536, dtype=torch.bfloat16)
+    plan = backend_of(group).plan_lossless(gathered, gathered[:65536].clone())
+    plan = plan.bound_to(torch.zeros(plan.secondary_bytes, dtype=torch.uint8))
+    for step in range(2 if differences else 1):
+        whole = torch.randn(3 * 65536, generator=generator).bfloat16()
+        if step == differences:
+            plant()
+        plan.run(gathered, whole[rank * 65536 :][:65536].clone()).wait()
+    return torch.equal(gathered, whole)
+
+def whole_lossless(group):
+    return lossless(group, differences=False)
+
+def message(group):
+    values = ones()
+    plant()
+    if rank == 0:
+        dist.send(values, 1, group=group)
+    elif rank == 1:
+        dist.recv(values, 0, group=group)
+    return same(values)
+
+def next_call(group):
+    dist.all_reduce(values := ones(), group=group)
+    return same(values)
+
+def end_of(call, group):
+    try:
+        return call(group)
+    except RuntimeError as error:
+        names = [f"{kind.__module__}.{kind.__name__}" for kind in type(error).__mro__[:2]]
+        return [*names, str(error)]
+
+for case in cases:
+    for verify in (False, True):
+        formats = {"all_reduce": "int8:128", "exchanges": "int8:128"}
+        options = zcomm.Options(**formats, min_bytes=0, node_size=3 if case == "memory" else 1, verify=verify)
+        group = dist.new_group(pg_options=options)
+        ends = end_of(globals()[case], group), end_of(next_call, group)
+        assert rank > 0 or not shim.is_corrupting(), "the fault was not planted"
+        print(json.dumps([case, verify, *ends, zcomm.stats(group).corrupted_messages]), flush=True)
+        dist.barrier()
 """
 
 
@@ -73,29 +161,56 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@needs_compiler
-@pytest.mark.parametrize("call", ["all_reduce", "message"])
-@pytest.mark.parametrize("verify", ["0", "1"])
-def test_a_bit_that_a_socket_flips_is_an_error_instead_of_a_wrong_value(
-    call: str, verify: str, shim: Path, tmp_path: Path
-) -> None:
+End = Any  # whether all values are right, or the type of the error, its base, and its text
+
+
+def ends_of(cases: list[str], shim: Path, folder: Path) -> dict[tuple[str, bool], list[tuple[End, End, int]]]:
+    """How each case ends on each rank, without and with ``verify``: the call, the group's next one, and the counter."""
     ranks = []
-    for rank in range(2):
+    for rank in range(3):
         preload = {"LD_PRELOAD": str(shim)} if rank == 0 else {}
-        command = [sys.executable, "-c", PROGRAM, str(rank), call, str(tmp_path / "store")]
-        variables = {**os.environ, "ZCOMM_VERIFY": verify, **preload}
-        ranks.append(subprocess.Popen(command, env=variables, stdout=-1, stderr=-1, text=True))
-    (_, errors), (shown, found) = (process.communicate(timeout=120) for process in ranks)
-    assert "flipped a bit" in errors
-    if verify == "0":
-        assert shown == "all equal: False\n", found
-    else:
-        assert shown == ""
-        texts = {
-            "all_reduce": "corrupted bytes from rank 0: message",
-            "message": "Float int8:128: corrupted bytes: they",
-        }
-        assert texts[call] in found
+        command = [sys.executable, "-c", PROGRAM, str(rank), str(folder / "store"), ",".join(cases)]
+        ranks.append(subprocess.Popen(command, env={**os.environ, **preload}, stdout=-1, stderr=-1, text=True))
+    ends: dict[tuple[str, bool], list[tuple[End, End, int]]] = {}
+    for process in ranks:
+        shown, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        for case, verify, *end in map(json.loads, shown.splitlines()):
+            ends.setdefault((case, verify), []).append((end[0], end[1], end[2]))
+    return ends
+
+
+COLLECTIVES = ["all_reduce", "work", "future", "backward", "memory"]
+LOSSLESS = ["lossless", "whole_lossless"]
+
+
+@needs_compiler
+def test_a_planted_fault_is_an_error_of_each_rank_instead_of_a_wrong_value(shim: Path, tmp_path: Path) -> None:
+    found = ends_of([*COLLECTIVES, *LOSSLESS, "message"], shim, tmp_path)
+    assert len(found) == 16
+    for case in COLLECTIVES:
+        assert found[case, False] == [(False, True, 0)] * 3  # silent
+        ends = found[case, True]
+        assert sorted(count for _, _, count in ends) == [0, 0, 1]
+        for end, following, count in ends:
+            for kind, base, text in (end, following):
+                assert (kind, base) == ("zcomm.CorruptedWireError", "torch.distributed.DistBackendError")
+                assert "corrupted bytes from rank 0: message" in text
+            assert ("gave up in all_reduce" in end[2]) == (count == 0)
+    for case in LOSSLESS:  # other ranks have what they need
+        assert [end is True for end, _, _ in found[case, True]].count(True) == 2
+        for verify, name in ((False, "torch.distributed.DistBackendError"), (True, "zcomm.CorruptedWireError")):
+            # Without checksums the hash of the gathered values finds the fault, but cannot tell where it was made.
+            why = "corrupted bytes from rank 0" if verify else "differences of slot 0: what this rank has made of"
+            for end, following, count in found[case, verify]:
+                assert end is True or (end[0] == name and f"': {why}" in end[2]), end
+                assert following[0] == name and why in following[2]
+                assert count == (verify and end is not True)
+    assert found["message", False] == [(True, True, 0), (False, True, 0), (True, True, 0)]
+    (sent, next_of_sender, _), (received, following, count), _ = found["message", True]
+    assert sent is next_of_sender is following is True, "the group goes on"
+    assert count == 1 and received[0] == "zcomm.CorruptedWireError"
+    assert received[2].endswith("Float int8:128: corrupted bytes: they have another checksum than when they were sent")
 
 
 def test_encryption_that_torch_does_not_have_is_an_error() -> None:

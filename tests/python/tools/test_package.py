@@ -19,7 +19,7 @@ from zcomm import _core
 def test_public_names_are_there_and_listed() -> None:
     pytest.importorskip("torch")
     assert dir(zcomm) == sorted(zcomm.__all__)
-    assert len(zcomm.__all__) == 18
+    assert len(zcomm.__all__) == 19
     assert all(getattr(zcomm, name) is not None for name in dir(zcomm))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         zcomm.nonsense  # noqa: B018

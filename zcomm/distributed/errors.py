@@ -1,0 +1,14 @@
+"""What a group raises beside torch's own errors."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+
+class CorruptedWireError(dist.DistBackendError):
+    """A checksum of the option ``verify`` shows that other bytes have arrived than were sent.
+
+    In a collective all ranks raise it whose calls fail because of that, and the text quotes the rank that found it.
+    """
+
+    __module__ = "zcomm"

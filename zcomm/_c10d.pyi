@@ -34,7 +34,7 @@ class Options(Backend.Options):  # type: ignore[misc]
     node_size: int | None
     chunk_bytes: int | None
     decisions: str
-    verify: bool
+    verify: bool | str
     sample_errors_every: int  # no option
     def __init__(self, **fields: Any) -> None: ...
     def __eq__(self, other: object) -> bool: ...

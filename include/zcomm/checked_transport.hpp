@@ -14,17 +14,17 @@ namespace zcomm {
 std::uint64_t checksum(const std::byte* data, std::size_t num_bytes);
 
 // Makes a transport whose messages carry checksums, over `inner`, which must move bytes on the host. All ranks must
-// make one.
+// make one, with the same `every`: of that many calls, counted by begin(), the first has checksums.
 //
 // Checksums of the messages of one start() to a peer follow them, as one message more. start() computes them, so they
 // cover what happens to a message from then on until Transfer::wait() returns: on the network, in memory that ranks
 // share, and in the buffers of both ranks.
 // Transfer::wait() throws CorruptedWireError that names the sender and the message if bytes differ.
-// Throws ArgumentError if transfers of `inner` are work on a GPU's stream.
+// Throws ArgumentError if transfers of `inner` are work on a GPU's stream, or if `every` is 0.
 //
 // Example:
 //   Communicator communicator(make_checked_transport(std::move(transport)), topology, make_cpu_codec(),
 //                             make_host_workspace());
-std::unique_ptr<Transport> make_checked_transport(std::unique_ptr<Transport> inner);
+std::unique_ptr<Transport> make_checked_transport(std::unique_ptr<Transport> inner, std::uint64_t every = 1);
 
 }  // namespace zcomm

@@ -28,8 +28,8 @@ class [[gnu::visibility("default")]] TransportError : public Error {
   using Error::Error;
 };
 
-// Reports a message that does not have its sender's checksum, on the rank that received it. Peers get a TransportError
-// whose text quotes this one's, which contains kCorrupted.
+// Reports a message that does not have its sender's checksum, on the rank that received it. Its text has kCorrupted.
+// Peers get a TransportError that quotes it.
 class [[gnu::visibility("default")]] CorruptedWireError : public TransportError {
  public:
   using TransportError::TransportError;

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "calls.hpp"
+#include "memory_transport.hpp"
 #include "ranks.hpp"
 #include "values.hpp"
 #include "zcomm/error.hpp"
@@ -247,7 +248,7 @@ TEST_CASE("checked transports: a message of unknown length has its own, and seve
         CHECK_THROWS_WITH_AS(transfer->wait({}),
                              "corrupted bytes from rank 0: message 2 of transfer 0, of 300 bytes, has another checksum "
                              "than when it was sent",
-                             TransportError);
+                             CorruptedWireError);
       } else {
         transfer->wait({});
         CHECK(a == first);
@@ -256,6 +257,112 @@ TEST_CASE("checked transports: a message of unknown length has its own, and seve
     });
     CHECK(fault.is_planted == is_faulty);
   }
+}
+
+// Two ranks that send through shared memory. The second of two messages may stay there.
+struct SharedMemory {
+  explicit SharedMemory(bool is_checked) {
+    for (int rank = 0; rank < 2; ++rank) {
+      transports.push_back(std::make_unique<test::MemoryTransport>(memory, rank));
+      if (is_checked) transports.back() = make_checked_transport(std::move(transports.back()));
+    }
+    for (auto& message : sent) {
+      for (std::byte& byte : message) byte = static_cast<std::byte>(random());
+    }
+  }
+
+  enum class Outcome { right, wrong, error };
+  // Moves two messages. Before the receiver looks, flips a random bit of one of the first `num_messages` in the memory,
+  // if any. The third one has the checksums.
+  Outcome move(std::size_t num_messages) {
+    for (const auto& transport : transports) transport->begin("call", {}, kTimeout);
+    const Send sends[] = {{1, sent[0].data(), sent[0].size()}, {1, sent[1].data(), sent[1].size()}};
+    const auto sending = transports[0]->start(sends, {}, {});
+    if (num_messages > 0) plant(random() % num_messages);
+    std::vector<std::byte> first(sent[0].size()), second(sent[1].size());
+    const std::byte* place = second.data();
+    const Recv recvs[] = {{0, first.data(), first.size()}, {0, second.data(), second.size(), false, &place}};
+    const auto receiving = transports[1]->start({}, recvs, {});
+    sending->wait({});
+    try {
+      receiving->wait({});
+    } catch (const CorruptedWireError& error) {
+      CHECK(std::string(error.what()).find("corrupted bytes from rank 0: message ") == 0);
+      return Outcome::error;
+    }
+    CHECK(place != second.data());
+    const bool is_right = first == sent[0] && std::equal(sent[1].begin(), sent[1].end(), place);
+    return is_right ? Outcome::right : Outcome::wrong;
+  }
+  void plant(std::size_t number) {
+    constexpr std::size_t kArenaBytes = std::size_t{4} << 20, kAlignment = 64;
+    std::byte* place = memory->outboxes[0][0].bytes + MemoryChannels::outbox_bytes(2) - kArenaBytes;
+    for (std::size_t i = 0; i < number; ++i) place += (sent[i].size() + kAlignment - 1) / kAlignment * kAlignment;
+    const std::size_t num_bytes = number < 2 ? sent[number].size() : kSumBytes;
+    if (number < 2) REQUIRE(std::equal(place, place + num_bytes, sent[number].begin()));
+    place[random() % num_bytes] ^= std::byte{1} << (random() % 8);
+  }
+
+  static constexpr std::size_t kSumBytes = 32;  // of two messages, in the third one
+  std::mt19937_64 random{5};
+  std::shared_ptr<const test::Memory> memory = std::make_shared<const test::Memory>(2);
+  std::vector<std::unique_ptr<Transport>> transports;
+  std::vector<std::byte> sent[2] = {std::vector<std::byte>(777), std::vector<std::byte>(1000)};
+};
+
+TEST_CASE("checked transports: 20,000 random faults in memory that ranks share are found, and silent without checks") {
+  constexpr int kNumFaults = 20000;
+  SharedMemory checked(true), usual(false);
+  int num_found = 0, num_silent = 0;
+  for (int fault = 0; fault < kNumFaults; ++fault) {
+    num_found += checked.move(3) == SharedMemory::Outcome::error ? 1 : 0;
+    num_silent += usual.move(2) == SharedMemory::Outcome::wrong ? 1 : 0;
+  }
+  CHECK(num_found == kNumFaults);
+  CHECK(num_silent == kNumFaults);
+  CHECK(checked.move(0) == SharedMemory::Outcome::right);
+  CHECK(usual.move(0) == SharedMemory::Outcome::right);
+}
+
+TEST_CASE("checked transports: messages of the first call and of each n-th one after it have checksums") {
+  // Calls 0 and 3 have two messages: 0 and 1, and 4 and 5.
+  for (const auto& [message, is_found] : {std::pair<std::size_t, bool>{2, false}, {3, false}, {4, true}, {5, true}}) {
+    CAPTURE(message);
+    Fault fault{message, 9};
+    std::vector<std::size_t> counts;
+    std::size_t num_received = 0;
+    int num_wrong = 0;
+    bool has_error = false;
+    auto inner = make_local_transports(2);
+    test::run_ranks(2, [&](int rank) {
+      const int peer = 1 - rank;
+      const auto transport = make_checked_transport(
+          std::make_unique<FaultyTransport>(std::move(inner[static_cast<std::size_t>(rank)]),
+                                            rank == 1 ? &fault : nullptr, rank == 1 ? &num_received : nullptr),
+          3);
+      for (int call = 0; call < 4; ++call) {
+        const std::vector<std::byte> sent(100, std::byte{7});
+        std::vector<std::byte> received(100);
+        transport->begin("call", {&peer, 1}, kTimeout);
+        const Send send{1, sent.data(), 100};
+        const Recv recv{0, received.data(), 100};
+        try {
+          if (rank == 0) transport->start({&send, 1}, {}, {})->wait({});
+          if (rank == 1) transport->start({}, {&recv, 1}, {})->wait({});
+        } catch (const CorruptedWireError&) {
+          has_error = true;
+        }
+        if (rank == 1) counts.push_back(num_received);
+        if (rank == 1 && !has_error) num_wrong += received == sent ? 0 : 1;
+      }
+    });
+    CHECK(fault.is_planted);
+    CHECK(counts == std::vector<std::size_t>{2, 3, 4, 6});
+    CHECK(has_error == is_found);
+    CHECK(num_wrong == (is_found ? 0 : 1));
+  }
+  CHECK_THROWS_WITH_AS(make_checked_transport(std::move(make_local_transports(1)[0]), 0),
+                       "every: expected at least 1, got 0", ArgumentError);
 }
 
 }  // namespace zcomm

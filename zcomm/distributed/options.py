@@ -73,8 +73,9 @@ class Options(_c10d.Options):
             default one piece up to 128 MiB over all ranks, and two for each hop above that.
         decisions: a file that ``python -m zcomm_bench measure`` has written on this cluster, by which
             ``compress="auto"`` decides without making a call; default: none. Calls that it lacks are rehearsed.
-        verify: send a checksum behind each compressed message, and raise where other bytes arrive; default False. On
-            CPUs only. Exact calls are torch's own, and have none.
+        verify: True: send a checksum behind each compressed message, and raise :class:`zcomm.CorruptedWireError` where
+            other bytes arrive. ``"sample"``: in one of 16 compressed collectives, and in all messages between two
+            ranks. Default False. On CPUs only. Exact calls are torch's own, and have none.
 
     :func:`zcomm.formats` lists the formats. On GPUs torch's ``TORCH_NCCL_HIGH_PRIORITY`` (here on by default),
     ``TORCH_NCCL_BLOCKING_WAIT``, ``TORCH_NCCL_ASYNC_ERROR_HANDLING``, ``TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC`` and
@@ -98,7 +99,7 @@ class Options(_c10d.Options):
         node_size: int | None = None,
         chunk_bytes: int | None = None,
         decisions: str | None = None,
-        verify: bool | None = None,
+        verify: bool | Literal["sample"] | None = None,
         **unknown: Never,
     ) -> None:
         fields = {**_of_environment(), **given_of(locals()), **unknown}
@@ -160,7 +161,7 @@ def _of_environment() -> dict[str, Any]:
         text = os.environ.get(variable_of(name))
         if text is None:
             continue
-        read = _READ.get(type(getattr(defaults, name)), str)
+        read = _READ.get(name, _READ.get(type(getattr(defaults, name)), str))
         try:
             fields[name] = read(text)
             _c10d.Options(**{name: fields[name]})
@@ -169,10 +170,13 @@ def _of_environment() -> dict[str, Any]:
     return fields
 
 
-def _flag(text: str) -> bool:
-    values = {"1": True, "true": True, "0": False, "false": False}
+_FLAGS: dict[str, Any] = {"1": True, "0": False, "true": True, "false": False}
+
+
+def _flag(text: str, values: dict[str, Any] = _FLAGS) -> Any:
     if text.lower() not in values:
-        raise ValueError(f"expected 1, 0, true or false, got {text!r}")
+        *names, last = values
+        raise ValueError(f"expected {', '.join(names)} or {last}, got {text!r}")
     return values[text.lower()]
 
 
@@ -182,5 +186,10 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-# By the type of the default: numbers without one are None.
-_READ: dict[type, Callable[[str], Any]] = {bool: _flag, int: _integer, type(None): _integer}
+# By the name of the option, else by the type of its default: numbers without one are None.
+_READ: dict[Any, Callable[[str], Any]] = {
+    "verify": lambda text: _flag(text, {**_FLAGS, "sample": "sample"}),
+    bool: _flag,
+    int: _integer,
+    type(None): _integer,
+}

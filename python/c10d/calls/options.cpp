@@ -131,6 +131,19 @@ void set(const char* name, const py::handle& value, bool& target) {
   target = value.cast<bool>();
 }
 
+void set(const char* name, const py::handle& value, Verify& target) {
+  const std::string expected = "True, False or 'sample'";
+  if (py::isinstance<py::bool_>(value)) {
+    target = value.cast<bool>() ? Verify::all : Verify::none;
+  } else if (!py::isinstance<py::str>(value)) {
+    refuse(name, value, expected);
+  } else if (value.cast<std::string>() != "sample") {
+    throw py::value_error(refusal(name, expected, value));
+  } else {
+    target = Verify::sample;
+  }
+}
+
 template <class Integer>
 void set(const char* name, const py::handle& value, Integer& target, long long least = 0) {
   if (!py::isinstance<py::int_>(value) || py::isinstance<py::bool_>(value)) refuse(name, value, "an integer");
@@ -154,6 +167,9 @@ void set(const char* name, const py::handle& value, std::optional<int>& target) 
 py::object to_python(const BlockFormat& format) { return py::str(format.to_string()); }
 py::object to_python(const HopFormats& formats) { return py::str(formats.to_string()); }
 py::object to_python(Choice choice) { return py::str(std::string(to_string(choice))); }
+py::object to_python(Verify verify) {
+  return verify == Verify::sample ? py::object(py::str("sample")) : py::bool_(verify == Verify::all);
+}
 py::object to_python(const Forms& forms) { return py::tuple(py::cast(forms.names())); }
 py::object to_python(const std::vector<GroupRule>& rules) {
   py::dict all;

@@ -16,6 +16,10 @@
 
 namespace zcomm::c10d_binding {
 
+// Which compressed calls of a group have checksums. Messages between two ranks have theirs in samples, too.
+enum class Verify : std::uint8_t { none, all, sample };
+inline constexpr std::uint64_t kVerifiedEvery = 16;  // of a sample
+
 // Options of one group.
 struct ZcommOptions : ::c10d::Backend::Options {
   ZcommOptions() : ::c10d::Backend::Options("zcomm") {}
@@ -24,17 +28,16 @@ struct ZcommOptions : ::c10d::Backend::Options {
 #endif
 
   Policy policy;
-  std::optional<int> node_size;          // ranks per node, in rank order; empty: found from the launcher or the host
-  std::optional<int> chunk_bytes;        // empty: kDefaultChunkBytes, or on a GPU kDefaultGpuChunkBytes
-  bool verify = false;                   // messages carry checksums
+  std::optional<int> node_size;    // ranks per node, in rank order; empty: found from the launcher or the host
+  std::optional<int> chunk_bytes;  // empty: kDefaultChunkBytes, or on a GPU kDefaultGpuChunkBytes
+  Verify verify = Verify::none;
   std::int64_t sample_errors_every = 0;  // no option: calls of a site from one sample to the next; 0: none
   std::string decisions;                 // a file that Choice::automatic decides by; empty: it measures
 
   // Throws ValueError if an option does not support compressed calls of tensors there.
   void check_device(bool on_host) const {
-    TORCH_CHECK_VALUE(
-        !verify || on_host,
-        "zcomm: verify: expected False for a tensor on a GPU, got True: messages over NCCL have no checksums");
+    TORCH_CHECK_VALUE(verify == Verify::none || on_host, "zcomm: verify: expected False for a tensor on a GPU, got ",
+                      verify == Verify::all ? "True" : "'sample'", ": messages over NCCL have no checksums");
   }
 };
 

@@ -36,7 +36,8 @@ std::unique_ptr<Transport> ProcessGroup::make_host_transport() {
   is_connected_ = true;
   std::unique_ptr<Transport> made =
       std::make_unique<C10dTransport>(std::move(group), num_connections, std::move(store), std::move(memory));
-  return options_->verify ? make_checked_transport(std::move(made)) : std::move(made);
+  if (options_->verify == Verify::none) return made;
+  return make_checked_transport(std::move(made), options_->verify == Verify::all ? 1 : kVerifiedEvery);
 }
 
 void ProcessGroup::set_connections(int each_way) {

@@ -215,7 +215,7 @@ std::optional<BlockFormat> SendRecv::format_from_any(const at::Tensor& tensor, i
 // A wire of a CPU is reused memory: touching new pages takes longer than encoding.
 at::Tensor SendRecv::make_wire(const at::Tensor& values, const BlockFormat& format) {
   const std::size_t num_bytes =
-      wire_bytes(format, dtype_of(values).value(), values.numel()) + (options_->verify ? kChecksumBytes : 0);
+      wire_bytes(format, dtype_of(values).value(), values.numel()) + (is_verified() ? kChecksumBytes : 0);
   const std::array shape{static_cast<std::int64_t>(num_bytes)};
   if (!values.is_cpu()) return at::empty(shape, values.options().dtype(at::kByte));
   auto memory = std::make_shared<Scratch>(*host_workspace_, num_bytes, StreamView{});
@@ -230,7 +230,7 @@ void SendRecv::encode(const Message& message, const at::Tensor& values, std::uin
   if (!values.is_cpu()) check_drawn_anew(message.format, current_view(values.device()));
   const Encode job{view_of(values), message.format, static_cast<std::byte*>(message.wire.data_ptr()), {seed}};
   codec_of(values).encode({&job, 1}, current_view(values.device()));
-  if (!options_->verify) return;
+  if (!is_verified()) return;
   const std::size_t num_bytes = message.wire.nbytes() - kChecksumBytes;
   const std::uint64_t sum = checksum(job.wire, num_bytes);
   std::memcpy(job.wire + num_bytes, &sum, sizeof(sum));
@@ -240,12 +240,12 @@ void SendRecv::decode(const Message& message) {
   const c10::DeviceGuard guard(message.values.device());
   const TensorView values = view_of(message.values);
   const auto* wire = static_cast<const std::byte*>(message.wire.data_ptr());
-  if (options_->verify) {
+  if (is_verified()) {
     const std::size_t num_bytes = message.wire.nbytes() - kChecksumBytes;
     std::uint64_t sum = 0;
     std::memcpy(&sum, wire + num_bytes, sizeof(sum));
     if (checksum(wire, num_bytes) != sum)
-      throw CorruptedWireError(std::string(kCorrupted) + ": they have another checksum than when they were sent");
+      throw CorruptedWireError("corrupted bytes: they have another checksum than when they were sent");
   }
   const Decode job{{wire, message.format, values.dtype}, values};
   codec_of(message.values).decode({&job, 1}, current_view(message.values.device()));
@@ -281,7 +281,7 @@ WorkPtr SendRecv::move(::c10d::OpType type, std::vector<at::Tensor>& tensors, in
       auto& [calls, bytes, wire_bytes] = sent_[peer];
       ++calls;
       bytes += tensor.nbytes();
-      wire_bytes += moved[0].nbytes() - (options_->verify ? kChecksumBytes : 0);
+      wire_bytes += moved[0].nbytes() - (is_verified() ? kChecksumBytes : 0);
     }
   } else {
     compressed_.count_message(tensors);

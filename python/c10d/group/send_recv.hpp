@@ -48,6 +48,7 @@ class SendRecv {
   std::exception_ptr failure() const;
   std::optional<BlockFormat> format_of(const at::Tensor& tensor, int peer, int tag);
   std::optional<BlockFormat> format_from_any(const at::Tensor& tensor, int tag);
+  bool is_verified() const { return options_->verify != Verify::none; }
   at::Tensor make_wire(const at::Tensor& values, const BlockFormat& format);
   void encode(const Message& message, const at::Tensor& values, std::uint64_t seed);
   void decode(const Message& message);

@@ -63,7 +63,8 @@ README = next(folder / "README.md" for folder in Path(__file__).parents if (fold
         ({"node_size": "2"}, TypeError),
         ({"chunk_bytes": 0}, ValueError),
         ({"chunk_bytes": 1e6}, TypeError),
-        ({"verify": "all"}, TypeError),
+        ({"verify": "all"}, ValueError),
+        ({"verify": 1}, TypeError),
         ({"no_such_field": 1}, TypeError),
     ],
     ids=str,
@@ -90,6 +91,8 @@ def test_wrong_options_are_refused_by_name(fields: dict[str, Any], error: type[E
         ({"groups": "dp"}, "groups: expected 'PATTERN=form,form; PATTERN=exact', got 'dp'"),
         ({"groups": {"dp": ""}}, "groups: expected exact or single, in_place, out_of_place"),
         ({"decisions": 1}, "decisions: expected the name of a file, got 1"),
+        ({"verify": "all"}, "verify: expected True, False or 'sample', got 'all'"),
+        ({"verify": 1}, "verify: expected True, False or 'sample', got 1"),
     ],
     ids=str,
 )
@@ -231,6 +234,16 @@ def test_environment_variables_set_options(monkeypatch: pytest.MonkeyPatch) -> N
             patch.setenv(variable_of(name), "nonsense")
             with pytest.raises(ValueError, match=f"^{variable_of(name)}: "):
                 zcomm.Options()
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", False), ("true", True), ("1", True), ("sample", "sample")])
+def test_the_variable_of_verify_is_a_flag_or_a_sample(text: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZCOMM_VERIFY", text)
+    assert zcomm.Options().verify == value
+    assert f"verify={value!r}" in repr(zcomm.Options())
+    monkeypatch.setenv("ZCOMM_VERIFY", f"{text}d")
+    with pytest.raises(ValueError, match=f"^ZCOMM_VERIFY: expected 1, 0, true, false or sample, got '{text}d'$"):
+        zcomm.Options()
 
 
 @pytest.mark.parametrize("text", ["64K", "6_5", "1e6", "65536.0", "", "\u0663"])

@@ -98,6 +98,18 @@ def message(group):
         dist.recv(values, 0, group=group)
     return same(values)
 
+def sample_2nd(group, following=2):
+    for _ in range(following - 1):
+        dist.all_reduce(ones(), group=group)
+    return all_reduce(group)
+
+def sample_17th(group):
+    return sample_2nd(group, following=17)
+
+def sample_message(group):
+    next_call(group)  # the one with checksums
+    return message(group)
+
 def next_call(group):
     dist.all_reduce(values := ones(), group=group)
     return same(values)
@@ -110,7 +122,7 @@ def end_of(call, group):
         return [*names, str(error)]
 
 for case in cases:
-    for verify in (False, True):
+    for verify in ("sample",) if "sample" in case else (False, True):
         formats = {"all_reduce": "int8:128", "exchanges": "int8:128"}
         options = zcomm.Options(**formats, min_bytes=0, node_size=3 if case == "memory" else 1, verify=verify)
         group = dist.new_group(pg_options=options)
@@ -140,13 +152,14 @@ def _results() -> list[torch.Tensor]:
     return [gathered, shard, total, received, moved, sent if rank == size - 1 else values]
 
 
-def test_results_have_the_bits_of_unverified_ones() -> None:
-    def made(verify: bool) -> list[list[torch.Tensor]]:
+@pytest.mark.parametrize("verified", [True, "sample"])
+def test_results_have_the_bits_of_unverified_ones(verified: Any) -> None:
+    def made(verify: Any) -> list[list[torch.Tensor]]:
         forms = ("single", "in_place", "out_of_place")
         asked = zcomm.Options(all_reduce="int8:128", exchanges="int8:128", min_bytes=0, forms=forms, verify=verify)
         return run(_results, size=4, nodes=[0, 0, 1, 1], options=asked)
 
-    results = made(True)
+    results = made(verified)
     for verified, usual in zip(results, made(False), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(verified, usual, strict=True))
     exact = sum(torch.randn(4000, generator=torch.Generator().manual_seed(rank)) for rank in range(4))
@@ -164,14 +177,14 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 End = Any  # whether all values are right, or the type of the error, its base, and its text
 
 
-def ends_of(cases: list[str], shim: Path, folder: Path) -> dict[tuple[str, bool], list[tuple[End, End, int]]]:
+def ends_of(cases: list[str], shim: Path, folder: Path) -> dict[tuple[str, bool | str], list[tuple[End, End, int]]]:
     """How each case ends on each rank, without and with ``verify``: the call, the group's next one, and the counter."""
     ranks = []
     for rank in range(3):
         preload = {"LD_PRELOAD": str(shim)} if rank == 0 else {}
         command = [sys.executable, "-c", PROGRAM, str(rank), str(folder / "store"), ",".join(cases)]
         ranks.append(subprocess.Popen(command, env={**os.environ, **preload}, stdout=-1, stderr=-1, text=True))
-    ends: dict[tuple[str, bool], list[tuple[End, End, int]]] = {}
+    ends: dict[tuple[str, bool | str], list[tuple[End, End, int]]] = {}
     for process in ranks:
         shown, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
@@ -211,6 +224,27 @@ def test_a_planted_fault_is_an_error_of_each_rank_instead_of_a_wrong_value(shim:
     assert sent is next_of_sender is following is True, "the group goes on"
     assert count == 1 and received[0] == "zcomm.CorruptedWireError"
     assert received[2].endswith("Float int8:128: corrupted bytes: they have another checksum than when they were sent")
+
+
+@needs_compiler
+def test_a_sample_has_checksums_in_one_of_16_collectives_and_in_all_messages(shim: Path, tmp_path: Path) -> None:
+    found = ends_of(["sample_2nd", "sample_17th", "sample_message"], shim, tmp_path)
+    assert found["sample_2nd", "sample"] == [(False, True, 0)] * 3
+    for end, following, _ in found["sample_17th", "sample"]:
+        assert end[0] == following[0] == "zcomm.CorruptedWireError"
+    assert [end is True for end, _, _ in found["sample_message", "sample"]] == [True, False, True]
+    assert found["sample_message", "sample"][1][0][0] == "zcomm.CorruptedWireError"
+
+
+def test_ranks_that_verify_otherwise_are_refused() -> None:
+    def body() -> str:
+        group = dist.new_group(pg_options=zcomm.Options(verify="sample" if dist.get_rank() else True))
+        with pytest.raises(RuntimeError) as raised:
+            dist.all_reduce(torch.ones(1), group=group)
+        return str(raised.value)
+
+    for text in run(body):
+        assert "ranks disagree on the options" in text and "verify='sample'" in text and "verify=True" in text
 
 
 def test_encryption_that_torch_does_not_have_is_an_error() -> None:

@@ -98,6 +98,15 @@ def message(group):
         dist.recv(values, 0, group=group)
     return same(values)
 
+def any_sender(group):
+    values = ones()
+    plant()
+    if rank == 0:
+        dist.isend(values, 1, group=group).wait()
+    elif rank == 1:
+        dist.irecv(values, group=group).wait()
+    return same(values)
+
 def sample_2nd(group, following=2):
     for _ in range(following - 1):
         dist.all_reduce(ones(), group=group)
@@ -195,12 +204,13 @@ def ends_of(cases: list[str], shim: Path, folder: Path) -> dict[tuple[str, bool 
 
 COLLECTIVES = ["all_reduce", "work", "future", "backward", "memory"]
 LOSSLESS = ["lossless", "whole_lossless"]
+MESSAGES = ["message", "any_sender"]
 
 
 @needs_compiler
 def test_a_planted_fault_is_an_error_of_each_rank_instead_of_a_wrong_value(shim: Path, tmp_path: Path) -> None:
-    found = ends_of([*COLLECTIVES, *LOSSLESS, "message"], shim, tmp_path)
-    assert len(found) == 16
+    found = ends_of([*COLLECTIVES, *LOSSLESS, *MESSAGES], shim, tmp_path)
+    assert len(found) == 18
     for case in COLLECTIVES:
         assert found[case, False] == [(False, True, 0)] * 3  # silent
         ends = found[case, True]
@@ -219,11 +229,12 @@ def test_a_planted_fault_is_an_error_of_each_rank_instead_of_a_wrong_value(shim:
                 assert end is True or (end[0] == name and f"': {why}" in end[2]), end
                 assert following[0] == name and why in following[2]
                 assert count == (verify and end is not True)
-    assert found["message", False] == [(True, True, 0), (False, True, 0), (True, True, 0)]
-    (sent, next_of_sender, _), (received, following, count), _ = found["message", True]
-    assert sent is next_of_sender is following is True, "the group goes on"
-    assert count == 1 and received[0] == "zcomm.CorruptedWireError"
-    assert received[2].endswith("Float int8:128: corrupted bytes: they have another checksum than when they were sent")
+    for case in MESSAGES:
+        assert found[case, False] == [(True, True, 0), (False, True, 0), (True, True, 0)]
+        (sent, next_of_sender, _), (received, following, count), _ = found[case, True]
+        assert sent is next_of_sender is following is True, "the group goes on"
+        assert count == 1 and received[0] == "zcomm.CorruptedWireError"
+        assert received[2].endswith(": corrupted bytes: they have another checksum than when they were sent")
 
 
 @needs_compiler

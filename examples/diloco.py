@@ -40,7 +40,7 @@ def main(
     site: Annotated[int, typer.Option(help="With --meeting: the number of this one, by which it takes its data.")] = 0,
     timeout: Annotated[float, typer.Option(help="With --meeting: seconds after which a silent site is lost.")] = 60.0,
     seed: Annotated[int, typer.Option(help="Of the model and the batches, the same at all sites.")] = 0,
-    decay: Annotated[bool, typer.Option(help="Let the learning rate fall to 0 at the last step.")] = False,
+    decay: Annotated[bool, typer.Option(help="Let the learning rate fall to 0 in the last fifth of the steps.")] = False,
     width: int = 128,
     layers: int = 2,
     sequence: int = 128,
@@ -66,7 +66,7 @@ def main(
     last = outer.stats().inner_steps + steps if sites is None else steps
     while (step := outer.stats().inner_steps) < last:  # a site that comes takes over the number of the others
         if decay:
-            inner.param_groups[0]["lr"] = LEARNING_RATE * (1 - step / last)
+            inner.param_groups[0]["lr"] = LEARNING_RATE * min(5 * (1 - step / last), 1)
         loss = model(sample(text, batch, sequence, seed=(seed * MOST_STEPS + step) * MOST_SITES + site))
         loss.backward()
         inner.step()

@@ -40,7 +40,7 @@ def main(
     site: Annotated[int, typer.Option(help="With --meeting: the number of this one, by which it takes its data.")] = 0,
     timeout: Annotated[float, typer.Option(help="With --meeting: seconds after which a silent site is lost.")] = 60.0,
     seed: Annotated[int, typer.Option(help="Of the model and the batches, the same at all sites.")] = 0,
-    decay: Annotated[bool, typer.Option(help="Let the learning rate fall to 0 in the last fifth of the steps.")] = False,
+    decay: Annotated[bool, typer.Option(help="Learning rate falls to 0 in the last fifth of the steps.")] = False,
     width: int = 128,
     layers: int = 2,
     sequence: int = 128,

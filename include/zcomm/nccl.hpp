@@ -41,11 +41,13 @@ NcclUniqueId make_nccl_unique_id();
 struct NcclBootstrap {
   int rank = 0;                       // of the communicator
   int device = 0;                     // CUDA device of the communicator
-  NcclUniqueId unique_id{};           // of the new group, made by rank 0
+  NcclUniqueId unique_id{};           // of the new group, made by rank 0; zero without `makes_id`
   std::vector<std::uint64_t> tokens;  // of all ranks, in rank order
+  std::shared_ptr<void> memory;       // that the exchange used: freeing it waits for all work of the device
 };
 
-// Exchanges a `token` of each rank, and a new unique identifier, over a communicator that the caller owns.
+// Exchanges a `token` of each rank and, with `makes_id`, a new unique identifier, over a communicator that the caller
+// owns. NCCL keeps a thread and a socket for an identifier until a group is connected with it.
 //
 // `communicator` is an ncclComm_t. All of its ranks must make this call, and nothing else on it in the meantime.
 // The call makes one all-gather on a new stream. It neither keeps nor aborts the communicator.
@@ -55,7 +57,7 @@ struct NcclBootstrap {
 // Throws ArgumentError on a null pointer, TransportError on a failure of NCCL, TimeoutError, and Error on a failure of
 // CUDA.
 NcclBootstrap bootstrap_over_nccl(void* communicator, std::uint64_t token, std::chrono::milliseconds timeout,
-                                  const std::function<void()>& look);
+                                  const std::function<void()>& look, bool makes_id = true);
 
 // Options of make_nccl_transport(). Every function may be empty.
 //

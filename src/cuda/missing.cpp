@@ -30,7 +30,7 @@ std::unique_ptr<Workspace> make_cuda_workspace() { throw_cuda_missing(); }
 
 std::pair<std::string, int> load_nccl(const std::string&) { throw_cuda_missing(); }
 NcclUniqueId make_nccl_unique_id() { throw_cuda_missing(); }
-NcclBootstrap bootstrap_over_nccl(void*, std::uint64_t, std::chrono::milliseconds, const std::function<void()>&) {
+NcclBootstrap bootstrap_over_nccl(void*, std::uint64_t, std::chrono::milliseconds, const std::function<void()>&, bool) {
   throw_cuda_missing();
 }
 std::unique_ptr<Transport> make_nccl_transport(const NcclOptions&) { throw_cuda_missing(); }

@@ -6,9 +6,9 @@
 #include <future>
 #include <map>
 #include <set>
-#include <thread>
 
 #include "front/functions.hpp"
+#include "front/registry.hpp"
 #include "zcomm/error.hpp"
 
 namespace zcomm::front {
@@ -47,23 +47,26 @@ struct Queued {
 
 // Message whose wire is with the real library.
 struct Posted {
-  std::shared_ptr<Parent> parent;  // has the memory of the wire
+  std::shared_ptr<Parent> parent;  // owns the memory of the wire
   Message message;
 };
 
 // Communicators that the real library makes.
 struct Made {
-  std::span<nccl::Comm> communicators;
-  nccl::Comm parent;  // null: they are not split off
+  std::vector<nccl::Comm> communicators;
+  std::shared_ptr<Parent> parent;  // that one is split off, or null
+  nccl::Comm* split;               // where NCCL writes that one when the parent is ready
   std::string name;
 };
+
+using Parents = std::set<std::shared_ptr<Parent>>;
 
 struct Group {
   int depth = 0;
   std::vector<Queued> queue;
   std::vector<Posted> posted;
   std::vector<Made> made;
-  std::set<nccl::Comm> exact;  // communicators with exact calls, or with messages
+  Parents exact;  // with exact calls, or with messages
   std::vector<std::shared_ptr<Parent>> ended;
 };
 thread_local Group group;
@@ -82,14 +85,9 @@ Result result_of(Work&& work) {
 }
 
 // Waits until the real library has put exact calls on their streams, as compressed ones are to follow them there.
-Result settle(const std::set<nccl::Comm>& communicators) {
-  for (const nccl::Comm comm : communicators) {
-    Result state = Result::in_progress;
-    while (state == Result::in_progress) {
-      if (const Result asked = nccl::library().CommGetAsyncError(comm, &state); asked != Result::success) return asked;
-      if (state == Result::in_progress) std::this_thread::yield();
-    }
-    if (state != Result::success) return state;
+Result settle(const Parents& parents) {
+  for (const std::shared_ptr<Parent>& parent : parents) {
+    if (const Result state = parent->settle(); state != Result::success) return state;
   }
   return Result::success;
 }
@@ -122,14 +120,14 @@ void meet_all(const std::vector<Queued>& queue) {
 // Names the communicators that a group has made, and lets their ranks find each other.
 void locate_all(const std::vector<Made>& all) {
   std::vector<std::function<void()>> meetings;
-  for (const auto& [communicators, of, name] : all) {
-    if (of != nullptr) settle({of});  // only then NCCL tells a new one
-    for (const nccl::Comm comm : communicators) {
+  for (const auto& [communicators, parent, split, name] : all) {
+    std::vector<nccl::Comm> known = communicators;
+    if (split != nullptr && parent->settle() == Result::success) known.push_back(*split);
+    for (const nccl::Comm comm : known) {
       if (comm == nullptr) continue;  // this rank is in no part of a split
-      const std::shared_ptr<Parent> parent = parent_of(comm, name.c_str());
-      if (!settings().asks_messages) continue;
-      if (const Result result = settle({comm}); result == Result::success) {
-        meetings.emplace_back([parent] { parent->locate(); });
+      const std::shared_ptr<Parent> entry = parent_of(comm, name.c_str());
+      if (settings().asks_messages && entry->settle() == Result::success) {
+        meetings.emplace_back([entry] { entry->locate(); });
       }
     }
   }
@@ -146,16 +144,26 @@ void for_each_stream(const std::vector<Posted>& posted, Work&& work) {
   for (const auto& [key, messages] : by_stream) work(key.first->messages(), messages);
 }
 
+// Makes the real library refuse the group that is open, of which it launches nothing then.
+void spoil_group(const Request& request) {
+  const nccl::Library& nccl = nccl::library();
+  nccl.Send(nullptr, 0, nccl::kInt8, /*peer=*/-1, request.comm, request.stream);
+}
+
 // Gives the real library the wire of a message, in a group.
 Result post(const std::shared_ptr<Parent>& parent, const Request& request) {
-  Message message = parent->take_message(request);
   const bool is_alone = group.depth == 0;
+  try {
+    group.posted.push_back({parent, parent->take_message(request)});
+  } catch (...) {
+    if (!is_alone) spoil_group(request);
+    throw;
+  }
+  group.exact.insert(parent);
   if (is_alone) {
     start_group();
     nccl::library().GroupStart();
   }
-  group.exact.insert(request.comm);
-  group.posted.push_back({parent, std::move(message)});
   const Result posted = Messages::post(group.posted.back().message);
   const Result ended = is_alone ? end_group([] { return nccl::library().GroupEnd(); }) : posted;
   return posted == Result::success ? ended : posted;
@@ -164,15 +172,15 @@ Result post(const std::shared_ptr<Parent>& parent, const Request& request) {
 // Makes the calls that cannot be compressed after all, in one group of NCCL's.
 Result call_exact(const std::vector<Queued>& queue) {
   if (queue.empty()) return Result::success;
-  std::set<nccl::Comm> communicators;
+  Parents parents;
   Result result = nccl::library().GroupStart();
   for (const Queued& each : queue) {
-    communicators.insert(each.request.comm);
+    parents.insert(each.parent);
     if (const Result added = each.exact(each.config.get()); result == Result::success) result = added;
   }
   const Result ended = nccl::library().GroupEnd();
   if (result != Result::success) return result;
-  return ended == Result::in_progress ? settle(communicators) : ended;
+  return ended == Result::in_progress ? settle(parents) : ended;
 }
 
 // Queues calls on their streams. Calls of one communicator keep their order. All ranks take communicators in the same
@@ -195,6 +203,7 @@ Result launch(std::vector<Queued> queue) {
 }  // namespace
 
 Result answer(Request request, const nccl::CollConfig* config, ExactCall exact) {
+  if (request.collective == Collective::broadcast && is_of_real_library(request.caller)) return exact(config);
   return result_of([&] {
     const std::shared_ptr<Parent> parent = parent_of(request.comm);
     request.formats = parent->formats_of(request, config);
@@ -208,7 +217,7 @@ Result answer(Request request, const nccl::CollConfig* config, ExactCall exact) 
       return group.depth > 0 ? Result::success : launch(std::exchange(group.queue, {}));
     }
     parent->count(request, reason);
-    if (group.depth > 0) group.exact.insert(request.comm);
+    if (group.depth > 0) group.exact.insert(parent);
     return exact(config);
   });
 }
@@ -216,9 +225,15 @@ Result answer(Request request, const nccl::CollConfig* config, ExactCall exact) 
 Result follow(Result result, std::span<nccl::Comm> made, const nccl::Config* config, nccl::Comm parent) {
   const bool is_made = result == Result::success || result == Result::in_progress;
   if (!is_made || !settings().is_asked || !settings().is_possible) return result;
+  const bool is_split = parent != nullptr;
   const bool has_name = config != nullptr && config->size > offsetof(nccl::Config, comm_name) && config->comm_name;
-  const auto known = has_name || parent == nullptr ? nullptr : known_parent_of(parent);
-  group.made.push_back({made, parent, has_name ? config->comm_name : known != nullptr ? known->name() : ""});
+  const std::shared_ptr<Parent> of = is_split ? parent_of(parent) : nullptr;
+  const std::string name = has_name ? config->comm_name : is_split ? of->name() : "";
+  if (name.empty() && !settings().asks_messages) return result;
+  // NCCL writes those that are not split off at once, and the caller's memory may be gone when its group ends.
+  std::vector<nccl::Comm> at_once;
+  if (!is_split) at_once.assign(made.begin(), made.end());
+  group.made.push_back({std::move(at_once), of, is_split ? made.data() : nullptr, name});
   if (group.depth > 0) return result;
   return result_of([&] {
     locate_all(std::exchange(group.made, {}));
@@ -231,26 +246,22 @@ void start_group() { ++group.depth; }
 Result end_group(const std::function<Result()>& end) {
   if (group.depth > 0) --group.depth;
   if (group.depth > 0) return end();
-  const std::vector<Queued> queue = std::exchange(group.queue, {});
-  const std::vector<Posted> posted = std::exchange(group.posted, {});
-  const std::vector<Made> made = std::exchange(group.made, {});
-  const std::set<nccl::Comm> exact = std::exchange(group.exact, {});
+  const Group all = std::exchange(group, {});
   return result_of([&] {
     try {
-      for_each_stream(posted, [](Messages& all, const auto& messages) { all.encode(messages); });
+      for_each_stream(all.posted, [](Messages& own, const auto& messages) { own.encode(messages); });
     } catch (...) {
-      end();  // the real library's group is open
+      spoil_group(all.posted.front().message.request);
+      end();
       throw;
     }
     Result result = end();
-    group.ended.clear();
-    const bool is_over = result != Result::success && result != Result::in_progress;
-    if (!is_over) locate_all(made);
-    if (is_over || (queue.empty() && posted.empty())) return result;
-    if (result == Result::in_progress) result = settle(exact);
-    if (result != Result::success) return result;
-    for_each_stream(posted, [](const Messages& all, const auto& messages) { all.decode(messages); });
-    return launch(queue);
+    if (result == Result::in_progress && !(all.queue.empty() && all.posted.empty())) result = settle(all.exact);
+    if (result == Result::in_progress || result == Result::success) {
+      for_each_stream(all.posted, [](const Messages& own, const auto& messages) { own.decode(messages); });
+      locate_all(all.made);
+    }
+    return result == Result::success ? launch(all.queue) : result;
   });
 }
 
@@ -258,13 +269,16 @@ void keep_in_group(std::shared_ptr<Parent> ended) {
   if (group.depth > 0) group.ended.push_back(std::move(ended));
 }
 
-void drop_group() {
+Result drop_group(const std::function<Result()>& end) {
   group.depth = std::max(group.depth - 1, 0);
-  if (group.depth > 0) return;
-  group.queue.clear();
-  group.posted.clear();
-  group.made.clear();
-  group.exact.clear();
+  if (group.depth > 0) return end();
+  const Group all = std::exchange(group, {});
+  if (!all.posted.empty()) spoil_group(all.posted.front().message.request);  // whose wires would be lost
+  const Result result = end();
+  return result_of([&] {
+    if (result == Result::success || result == Result::in_progress) locate_all(all.made);
+    return result;
+  });
 }
 
 }  // namespace zcomm::front

@@ -99,6 +99,11 @@ std::string name_of_library(const void* address) {
   return path.substr(path.find_last_of('/') + 1);
 }
 
+bool is_of_real_library(const void* address) {
+  static const void* const real = real_library() == nullptr ? nullptr : dlsym(real_library(), "ncclGetVersion");
+  return file_of(address) == file_of(real);
+}
+
 std::string wheel_beside_front() {
   const std::string own = file_of(reinterpret_cast<const void*>(&zcomm_front_library));
   return own.substr(0, own.find_last_of('/') + 1) + "../nvidia/nccl/lib/libnccl.so.2";

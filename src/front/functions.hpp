@@ -12,6 +12,9 @@ void* real_function(const char* name) noexcept;
 // Returns the name of the file that has this address.
 std::string name_of_library(const void* address);
 
+// Tells whether code of the real library has this address: it calls some of its functions by their names.
+bool is_of_real_library(const void* address);
+
 // Returns the path that NCCL has if its wheel is installed next to zcomm's.
 std::string wheel_beside_front();
 

@@ -1,5 +1,7 @@
 #include "front/messages.hpp"
 
+#include <atomic>
+
 #include "collectives/random_seed.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
@@ -11,6 +13,8 @@ void Messages::locate(const Topology& topology, int rank, int device) {
   topology_ = topology;
   rank_ = rank;
   device_ = device;
+  static std::atomic<std::uint64_t> num_located{0};  // communicators
+  seed_ = mix_seed(mix_seed(++num_located) ^ static_cast<std::uint64_t>(rank));
 }
 
 const BlockFormat& Messages::format_of(const Request& request) const {
@@ -38,26 +42,25 @@ Message Messages::take(const Request& request) {
   const BlockFormat format = format_of(request);
   const std::size_t num_bytes =
       wire_bytes(format, dtype_of(request.type).value(), static_cast<std::int64_t>(request.count));
-  return {request, format, Scratch(*workspace_, num_bytes, {request.stream}), num_bytes};
+  return {request, format, Scratch(*workspace_, num_bytes, {request.stream}), num_bytes, seed_ = next_seed(seed_)};
 }
 
 nccl::Result Messages::post(const Message& message) {
-  const auto& [request, format, wire, num_bytes] = message;
+  const auto& [request, format, wire, num_bytes, seed] = message;
   const nccl::Library& nccl = nccl::library();
   return request.from != nullptr
              ? nccl.Send(wire.data(), num_bytes, nccl::kInt8, request.root, request.comm, request.stream)
              : nccl.Recv(wire.data(), num_bytes, nccl::kInt8, request.root, request.comm, request.stream);
 }
 
-void Messages::encode(std::span<const Message* const> messages) {
+void Messages::encode(std::span<const Message* const> messages) const {
   std::vector<Encode> jobs;
   for (const Message* const each : messages) {
-    const auto& [request, format, wire, num_bytes] = *each;
+    const auto& [request, format, wire, num_bytes, seed] = *each;
     if (request.from == nullptr) continue;
     const ConstTensorView values{static_cast<const std::byte*>(request.from), static_cast<std::int64_t>(request.count),
                                  dtype_of(request.type).value()};
-    const std::uint64_t seed = mix_seed(mix_seed(++num_sent_) ^ static_cast<std::uint64_t>(rank_));
-    jobs.push_back({values, format, wire.data(), {seed}});
+    jobs.push_back({values, format, wire.data(), {mix_seed(seed)}});
   }
   if (jobs.empty()) return;
   const CudaDeviceGuard guard(device_);
@@ -67,7 +70,7 @@ void Messages::encode(std::span<const Message* const> messages) {
 void Messages::decode(std::span<const Message* const> messages) const {
   std::vector<Decode> jobs;
   for (const Message* const each : messages) {
-    const auto& [request, format, wire, num_bytes] = *each;
+    const auto& [request, format, wire, num_bytes, seed] = *each;
     if (request.to == nullptr) continue;
     const TensorView values{static_cast<std::byte*>(request.to), static_cast<std::int64_t>(request.count),
                             dtype_of(request.type).value()};

@@ -22,6 +22,7 @@ struct Message {
   BlockFormat format;
   Scratch wire;
   std::size_t num_bytes;
+  std::uint64_t seed;
 };
 
 class Messages {
@@ -39,7 +40,7 @@ class Messages {
   static nccl::Result post(const Message& message);
 
   // Queues the encoding of what is sent, and the decoding of what is received, on the stream of all these messages.
-  void encode(std::span<const Message* const> messages);
+  void encode(std::span<const Message* const> messages) const;
   void decode(std::span<const Message* const> messages) const;
 
  private:
@@ -48,7 +49,7 @@ class Messages {
   int rank_ = 0;
   int device_ = 0;
   std::optional<Topology> topology_;
-  std::uint64_t num_sent_ = 0;
+  std::uint64_t seed_ = 0;                // of the last message
   std::unique_ptr<Workspace> workspace_;  // null: no message was compressed yet
   std::unique_ptr<Codec> codec_;
 };

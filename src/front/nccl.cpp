@@ -1,6 +1,7 @@
 // Functions of NCCL that the front implements. A test compares their parameters with nccl.h.
 #include "front/calls.hpp"
 #include "front/functions.hpp"
+#include "front/registry.hpp"
 
 using namespace zcomm::front;
 using zcomm::nccl::CollConfig;
@@ -63,7 +64,11 @@ ZCOMM_CALL(ncclRecv, (void* to, std::size_t count, unsigned type, int peer), (to
 ZCOMM_END(ncclCommFinalize, (), (), false)
 ZCOMM_END(ncclCommDestroy, (), (), false)
 ZCOMM_END(ncclCommAbort, (), (), true)
-ZCOMM_END(ncclCommRevoke, (, int flags), (, flags), true)
+
+Result ncclCommRevoke(Comm comm, int flags) {  // which leaves a communicator that can be split
+  if (const auto parent = known_parent_of(comm)) parent->abort();
+  return ZCOMM_REAL(ncclCommRevoke)(comm, flags);
+}
 
 Result ncclGroupStart() {
   start_group();
@@ -75,8 +80,7 @@ Result ncclGroupEnd() {
 }
 
 Result ncclGroupSimulateEnd(void* info) {
-  drop_group();
-  return ZCOMM_REAL(ncclGroupSimulateEnd)(info);
+  return drop_group([=] { return ZCOMM_REAL(ncclGroupSimulateEnd)(info); });
 }
 
 ZCOMM_MAKE(ncclCommInitRank, (Comm * made, int size, zcomm::NcclUniqueId id, int rank), (made, size, id, rank), made, 1,
@@ -93,13 +97,14 @@ ZCOMM_MAKE(ncclCommSplit, (Comm parent, int color, int key, Comm* made, Config* 
 ZCOMM_MAKE(ncclCommShrink, (Comm parent, int* excluded, int number, Comm* made, Config* config, int flags),
            (parent, excluded, number, made, config, flags), made, 1, config, parent)
 ZCOMM_MAKE(ncclCommGrow, (Comm parent, int size, const zcomm::NcclUniqueId* id, int rank, Comm* made, Config* config),
-           (parent, size, id, rank, made, config), made, 1, config, parent)
+           (parent, size, id, rank, made, config), made, 1, config, nullptr)
 
 Result ncclCommGetAsyncError(Comm comm, Result* state) {
   const Result result = ZCOMM_REAL(ncclCommGetAsyncError)(comm, state);
   if (result != Result::success || *state != Result::success) return result;
   const auto parent = known_parent_of(comm);
-  if (parent != nullptr && parent->has_failed()) *state = Result::remote_error;
+  const bool is_asked_by_program = parent != nullptr && !is_of_real_library(__builtin_return_address(0));
+  if (is_asked_by_program && parent->has_failed()) *state = Result::remote_error;
   return result;
 }
 

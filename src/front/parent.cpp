@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
-#include <unordered_map>
+#include <thread>
 
+#include "front/registry.hpp"
 #include "hash.hpp"
 #include "zcomm/cuda.hpp"
 #include "zcomm/error.hpp"
@@ -18,17 +18,7 @@
 namespace zcomm::front {
 namespace {
 
-struct Registry {
-  std::mutex mutex;
-  std::unordered_map<nccl::Comm, std::shared_ptr<Parent>> parents;
-  std::atomic<bool> is_used{false};         // false: there are none
-  std::atomic<bool> has_compressed{false};  // a call
-};
-
-Registry& registry() {
-  static Registry& all = *new Registry;  // never destroyed
-  return all;
-}
+using nccl::Result;
 
 constexpr auto kForever = std::chrono::milliseconds::max();  // NCCL's calls have no time limit
 constexpr std::size_t kMostPrepared = 256;
@@ -171,7 +161,7 @@ std::string Parent::connect(const NcclUniqueId& unique_id, const Topology& topol
   options.unique_id = unique_id;
   options.rank = rank_;
   options.peers = has_all_pairs_ ? topology.others(rank_) : topology.peers(rank_);
-  options.agreement = settings().agreement();
+  options.agreement = agreement();
   options.interruption = [fate = fate_] { return std::string(fate->is_aborted ? "it was aborted" : ""); };
   options.on_failure = [fate = fate_, text = where()](const std::string& reason) {
     if (!fate->is_in_use || fate->has_failed.exchange(true) || fate->is_aborted) return;
@@ -190,22 +180,24 @@ std::string Parent::connect(const NcclUniqueId& unique_id, const Topology& topol
 }
 
 // Gives all ranks the token of each, over the program's communicator.
-NcclBootstrap Parent::exchange(std::uint64_t token) const {
+NcclBootstrap Parent::exchange(std::uint64_t token, bool makes_id) {
   const auto look = [this] {
     if (is_aborted()) throw TransportError("the communicator was aborted");
   };
-  NcclBootstrap met = bootstrap_over_nccl(comm_, token, kForever, look);
+  NcclBootstrap met = bootstrap_over_nccl(comm_, token, kForever, look, makes_id);
+  kept_.push_back(met.memory);
   look();  // an abort ends the exchange, too, with undefined tokens
   return met;
 }
 
 void Parent::locate() {
   ask_size();
-  const std::vector<std::uint64_t> agreements = exchange(fnv1a(settings().agreement())).tokens;
+  if (size_ == 1) return;
+  const std::vector<std::uint64_t> agreements = exchange(fnv1a(agreement()), /*makes_id=*/false).tokens;
   const auto other = std::ranges::find_if(agreements, [&](std::uint64_t each) { return each != agreements[0]; });
   check_argument(other == agreements.end(), "settings: expected the same on all ranks, got others on rank ",
-                 other - agreements.begin(), " than on rank 0; rank ", rank_, " has ", settings().agreement());
-  const NcclBootstrap met = exchange(host_token());
+                 other - agreements.begin(), " than on rank 0; rank ", rank_, " has ", agreement());
+  const NcclBootstrap met = exchange(host_token(), /*makes_id=*/false);
   const Topology topology(nodes_of(met.tokens));
   num_nodes_ = topology.num_nodes();
   messages_.locate(topology, rank_, met.device);
@@ -214,7 +206,7 @@ void Parent::locate() {
 Message Parent::take_message(const Request& request) {
   Message message = messages_.take(request);
   tally_.add_bytes(request, rank_, size_, request.from != nullptr ? message.num_bytes : 0);
-  registry().has_compressed = true;
+  note_compressed();
   return message;
 }
 
@@ -227,7 +219,7 @@ void Parent::meet(bool all_pairs) {
   } catch (const Error& error) {
     why = error.what();
   }
-  const NcclBootstrap met = exchange(why.empty() ? host_token() : 0);
+  const NcclBootstrap met = exchange(why.empty() ? host_token() : 0, /*makes_id=*/true);
   device_ = met.device;
   identity_.assign(reinterpret_cast<const char*>(met.unique_id.data()), met.unique_id.size());
   const Topology topology(nodes_of(met.tokens));
@@ -239,7 +231,7 @@ void Parent::meet(bool all_pairs) {
       return;
     }
     why = connect(met.unique_id, topology);
-    votes = exchange(why.empty() ? 1 : 0).tokens;
+    votes = exchange(why.empty() ? 1 : 0, /*makes_id=*/false).tokens;
   }
   const auto against = std::ranges::find(votes, 0u);
   state_ = against == votes.end() ? State::met : State::refused;
@@ -300,12 +292,28 @@ void Parent::run(const Request& request) {
   const CallStats stats =
       communicator()->run(*prepared.operation, {views.inputs, views.outputs, factor}, kForever, stream);
   tally_.add_bytes(request, rank_, size_, stats.wire_bytes());
-  registry().has_compressed = true;
+  note_compressed();
   if (!is_capturing(stream)) prepared.streams.insert(request.stream);
+}
+
+Result Parent::settle() {
+  for (;;) {
+    {
+      const std::lock_guard lock(poll_mutex_);
+      if (is_aborted()) return Result::remote_error;
+      Result state = Result::in_progress;
+      const Result asked = nccl::library().CommGetAsyncError(comm_, &state);
+      if (asked != Result::success || state != Result::in_progress) return asked != Result::success ? asked : state;
+    }
+    std::this_thread::yield();
+  }
 }
 
 void Parent::abort() noexcept {
   fate_->is_aborted = true;
+  {
+    const std::lock_guard polls(poll_mutex_);
+  }  // the program may free its communicator afterwards
   const std::lock_guard lock(mutex_);
   if (communicator_ != nullptr) communicator_->abort("the program aborted its communicator");
 }
@@ -337,51 +345,6 @@ void Parent::report() const {
   const bool is_written = file >= 0 && write(file, line.data(), line.size()) == static_cast<ssize_t>(line.size());
   if (!is_written) std::fprintf(stderr, "ZCOMM_STATS: cannot write to %s\n", settings().stats_file.c_str());
   if (file >= 0) ::close(file);
-}
-
-namespace {
-
-// Writes what nobody has ended. The communicators stay: nothing of CUDA may be called when a process ends.
-void report_the_rest() {
-  const std::lock_guard lock(registry().mutex);
-  for (const auto& [comm, parent] : registry().parents) parent->report();
-  if (!registry().has_compressed) {
-    std::fprintf(stderr, "zcomm's front of NCCL compressed no call: ZCOMM_LOG=info shows the reasons\n");
-  }
-  for (const Rule& rule : settings().rules) {
-    if (!*rule.has_matched) std::fprintf(stderr, "ZCOMM_RULES: no call matched '%s'\n", rule.text.c_str());
-  }
-}
-
-}  // namespace
-
-std::shared_ptr<Parent> parent_of(nccl::Comm comm, const char* name) {
-  const std::lock_guard lock(registry().mutex);
-  if (!registry().is_used.exchange(true)) std::atexit(report_the_rest);
-  std::shared_ptr<Parent>& parent = registry().parents[comm];
-  if (parent == nullptr) parent = std::make_shared<Parent>(comm, name);
-  return parent;
-}
-
-std::shared_ptr<Parent> known_parent_of(nccl::Comm comm) {
-  if (!registry().is_used) return nullptr;
-  const std::lock_guard lock(registry().mutex);
-  const auto found = registry().parents.find(comm);
-  return found == registry().parents.end() ? nullptr : found->second;
-}
-
-std::shared_ptr<Parent> end_communicator(nccl::Comm comm, bool aborts) {
-  std::shared_ptr<Parent> parent = known_parent_of(comm);
-  if (parent == nullptr) return parent;
-  if (aborts) {
-    parent->abort();
-  } else {
-    parent->close();
-  }
-  parent->report();
-  const std::lock_guard lock(registry().mutex);
-  registry().parents.erase(comm);
-  return parent;
 }
 
 }  // namespace zcomm::front

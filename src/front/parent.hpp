@@ -26,6 +26,7 @@ class Parent {
   Parent(nccl::Comm comm, std::string name) : comm_(comm), name_(std::move(name)) {}
 
   const std::string& name() const { return name_; }
+  std::string agreement() const { return concat(settings().agreement(), "named '", name_, "', "); }
   // Returns a text that is the same on all ranks, once they have met.
   const std::string& identity() const { return identity_; }
   bool has_met() const { return state_ != State::fresh; }
@@ -54,6 +55,9 @@ class Parent {
 
   // Queues a collective that decide() compresses on its stream. Throws what Communicator::run() throws.
   void run(const Request& request);
+
+  // Waits until the real library has put what the program has called on its streams.
+  nccl::Result settle();
 
   // Makes the call in progress and all later ones throw.
   void abort() noexcept;
@@ -88,7 +92,7 @@ class Parent {
   Views views_of(const Request& request) const;
   Reason decide_met(const Request& request);
   void ask_size();
-  NcclBootstrap exchange(std::uint64_t token) const;
+  NcclBootstrap exchange(std::uint64_t token, bool makes_id);
   Prepared& prepare(const Request& request);
   OperationPtr make_operation(const Request& request) const;
   std::string connect(const NcclUniqueId& unique_id, const Topology& topology);
@@ -109,18 +113,10 @@ class Parent {
   std::map<Key, Prepared> prepared_;
   mutable std::mutex mutex_;  // guards the pointer against abort()
   std::shared_ptr<Communicator> communicator_;
+  std::vector<std::shared_ptr<void>> kept_;  // until the end: freeing it waits for work that may wait for a peer
+  std::mutex poll_mutex_;                    // guards the program's communicator against an abort while it is asked
   Messages messages_;
   Tally tally_;
 };
-
-// Returns the entry of a communicator, which the first call makes, with this name. Thread-safe.
-std::shared_ptr<Parent> parent_of(nccl::Comm comm, const char* name = "");
-// Returns the entry, or null if there is none.
-std::shared_ptr<Parent> known_parent_of(nccl::Comm comm);
-
-// Removes the entry of a communicator that ends, and writes its counts. zcomm's communicator ends before the program's.
-// After an abort, it ends when the result is destroyed, because its end waits for all work of the device. Returns null
-// if there is no entry.
-std::shared_ptr<Parent> end_communicator(nccl::Comm comm, bool aborts);
 
 }  // namespace zcomm::front

@@ -171,10 +171,10 @@ Settings read_settings() {
   read_formats(Collective::all_gather, "ZCOMM_ALL_GATHER");
   read_formats(Collective::reduce_scatter, "ZCOMM_REDUCE_SCATTER");
   read_formats(Collective::all_reduce, "ZCOMM_ALL_REDUCE");
-  for (const auto exchange : {Collective::all_to_all, Collective::broadcast, Collective::gather, Collective::scatter}) {
+  for (const auto exchange :
+       {Collective::all_to_all, Collective::broadcast, Collective::gather, Collective::scatter, Collective::message}) {
     read_formats(exchange, "ZCOMM_EXCHANGES");
   }
-  read_formats(Collective::message, "ZCOMM_EXCHANGES");
   read.asks_messages = read.asks_exchanges;
   if (const std::string path = text_of("ZCOMM_RULES"); !path.empty()) read.rules = read_rules(path);
   read.is_asked = read.is_asked || !read.rules.empty();

@@ -22,7 +22,7 @@ enum class Reason : unsigned char {
   event,       // the call wants an event of NCCL's own launch
   capture,     // a graph records it, and the same call was not made on that stream before
   one_node,    // all ranks are in one node
-  no_meeting,  // the ranks could not connect a second time; of messages: they did not tell their nodes
+  no_meeting,  // the ranks could not connect a second time
   no_pairs,    // an exchange, for which not all ranks are connected
   format,      // the format does not take this shape
 };

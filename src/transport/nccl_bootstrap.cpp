@@ -36,7 +36,7 @@ bool is_launched(nccl::Comm communicator) {
 // What an all-gather that has failed may still read and write.
 struct LeftBehind {
   std::unique_ptr<Slot> own;
-  std::unique_ptr<DeviceBytes> memory;
+  std::shared_ptr<DeviceBytes> memory;
 };
 
 // Keeps it for good, where leak checkers see it: the all-gather's communicator is not ours to end.
@@ -47,14 +47,16 @@ void leave_behind(LeftBehind left) {
   all.push_back(std::move(left));
 }
 
-// Gathers the slots of all ranks, in memory of the current device. `keep_waiting` throws when that takes too long.
-void gather(nccl::Comm communicator, std::vector<Slot>& slots, int rank, const std::function<void()>& keep_waiting) {
+// Gathers the slots of all ranks, in memory of the current device, which it returns. `keep_waiting` throws when that
+// takes too long.
+std::shared_ptr<void> gather(nccl::Comm communicator, std::vector<Slot>& slots, int rank,
+                             const std::function<void()>& keep_waiting) {
   const auto wait = [&](auto&& is_over) {
     for (; !is_over(); std::this_thread::sleep_for(std::chrono::microseconds(200))) keep_waiting();
   };
   auto own = std::make_unique<Slot>(slots[static_cast<std::size_t>(rank)]);
   const std::size_t num_bytes = slots.size() * sizeof(Slot);
-  auto memory = std::make_unique<DeviceBytes>(num_bytes);
+  auto memory = std::make_shared<DeviceBytes>(num_bytes);
   auto* const on_device = reinterpret_cast<Slot*>(memory->data());
   Event done;
   cudaStream_t stream = nullptr;
@@ -72,6 +74,7 @@ void gather(nccl::Comm communicator, std::vector<Slot>& slots, int rank, const s
     throw;
   }
   check_cuda(cudaStreamDestroy(stream), "destroy a stream");
+  return memory;
 }
 
 }  // namespace
@@ -87,7 +90,7 @@ NcclUniqueId make_nccl_unique_id() {
 }
 
 NcclBootstrap bootstrap_over_nccl(void* communicator, std::uint64_t token, std::chrono::milliseconds timeout,
-                                  const std::function<void()>& look) {
+                                  const std::function<void()>& look, bool makes_id) {
   check_argument(communicator != nullptr, "communicator: expected an ncclComm_t, got null");
   const Clock::time_point deadline = deadline_after(timeout);
   const nccl::Library& nccl = nccl::library();
@@ -102,9 +105,9 @@ NcclBootstrap bootstrap_over_nccl(void* communicator, std::uint64_t token, std::
   std::vector<Slot> slots(static_cast<std::size_t>(size));
   Slot& own = slots[static_cast<std::size_t>(met.rank)];
   own.token = token;
-  if (met.rank == 0) check(nccl.GetUniqueId(&own.unique_id));
+  if (met.rank == 0 && makes_id) check(nccl.GetUniqueId(&own.unique_id));
   Clock::time_point next_look = Clock::now() + std::chrono::milliseconds(100);
-  gather(given, slots, met.rank, [&] {
+  met.memory = gather(given, slots, met.rank, [&] {
     const Clock::time_point now = Clock::now();
     if (now >= next_look) {
       next_look = now + std::chrono::milliseconds(100);

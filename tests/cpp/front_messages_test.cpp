@@ -35,12 +35,13 @@ Bytes values_of(const Sent& sent) {
   return test::input_of({Collective::message, sent.count, sent.dtype}, sent.from, static_cast<unsigned>(sent.count));
 }
 
-// Returns what the receiver gets if rank / 2 is a node.
-Bytes right_of(const Sent& sent) {
+// Returns what the receiver gets if nodes have so many ranks; 0: nothing is compressed.
+Bytes right_of(const Sent& sent, int node_size) {
   Bytes values = values_of(sent);
-  const bool is_exact = sent.from == sent.to || !sent.is_float || sent.num_bytes() < 4096;
-  if (is_exact) return values;
-  const BlockFormat format = test::kFormats.on(sent.from / 2 == sent.to / 2 ? Link::intra_node : Link::inter_node);
+  const bool is_small = sent.num_bytes() < 4096;
+  if (node_size == 0 || sent.from == sent.to || !sent.is_float || is_small) return values;
+  const bool is_inside = sent.from / node_size == sent.to / node_size;
+  const BlockFormat format = test::kFormats.on(is_inside ? Link::intra_node : Link::inter_node);
   const TensorView view{reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(sent.count), sent.dtype};
   test::make_communicators({0})[0]->round_trip(view, format, view);
   return values;
@@ -49,7 +50,8 @@ Bytes right_of(const Sent& sent) {
 // Buffers of one rank's part in a group of messages.
 class Part {
  public:
-  Part(std::vector<Sent> all, int rank, const Stream& stream) : all_(std::move(all)), rank_(rank), stream_(stream) {
+  Part(std::vector<Sent> all, int rank, const Stream& stream, int node_size = 2)
+      : all_(std::move(all)), rank_(rank), node_size_(node_size), stream_(stream) {
     for (const Sent& each : all_) {
       sent_.emplace_back(each.num_bytes());
       received_.emplace_back(each.num_bytes());
@@ -70,14 +72,14 @@ class Part {
   }
   void check() const {
     for (std::size_t i = 0; i < all_.size(); ++i) {
-      if (all_[i].to != rank_ || received_[i].get(stream_) == right_of(all_[i])) continue;
+      if (all_[i].to != rank_ || received_[i].get(stream_) == right_of(all_[i], node_size_)) continue;
       throw Error(concat("rank ", rank_, ": message ", i, " is wrong"));
     }
   }
 
  private:
   const std::vector<Sent> all_;
-  const int rank_;
+  const int rank_, node_size_;
   const Stream& stream_;
   std::deque<test::DeviceArray<std::uint8_t>> sent_, received_;
 };
@@ -128,13 +130,12 @@ TEST_CASE("front: messages in a group have the bits of their encodings") {
     CHECK(count_of(stats, "\"message\": {\"calls\": {\"compressed\": ") == kSize);
     CHECK(count_of(stats, "\"dtype\": 16") == kSize);
   }
-  CHECK(test::stats_of("front process: calls alone", {}) == "");
+  CHECK(test::stats_of("front process: a circle", {}) == "");
 }
 
 TEST_CASE("front process: calls alone" * doctest::skip()) {
   test::NoTraces no_traces;
   test::run_program(kSize, [&](int rank, Comm comm, const Stream& stream) {
-    if (std::getenv("ZCOMM_EXCHANGES") == nullptr) return;
     const Stream other;
     const Part first({{0, 2, 5000}}, rank, stream), second({{2, 0, 4000}, {0, 2, 7000}}, rank, other);
     first.post_all(comm);
@@ -150,6 +151,27 @@ TEST_CASE("front process: calls alone" * doctest::skip()) {
   });
 }
 
+// A wrong message in a group: NCCL launches nothing of the group. The next message is the first that its receiver gets.
+TEST_CASE("front process: a refused group" * doctest::skip()) {
+  test::run_program(kSize, [&](int rank, Comm comm, const Stream& stream) {
+    const Part part({{0, 2, 5000}}, rank, stream);
+    if (rank == 0) {
+      const test::DeviceArray<float> values(5001);
+      const auto* const misaligned = reinterpret_cast<const std::byte*>(values.data()) + 1;
+      require_nccl(nccl::ncclGroupStart());
+      require_nccl(nccl::ncclSend(values.data(), 5000, test::kFloat32, 2, comm, stream));
+      CHECK(nccl::ncclSend(misaligned, 5000, test::kFloat32, 3, comm, stream) == Result::invalid_argument);
+      CHECK(nccl::ncclGroupEnd() == Result::invalid_argument);
+    }
+    part.post_all(comm);
+    part.check();
+  });
+}
+
+TEST_CASE("front: a group with a message that cannot be encoded is refused as a whole") {
+  CHECK(count_of(test::stats_of("front process: a refused group", kAsked), "\"message\"") == 2);
+}
+
 TEST_CASE("front: messages need no group, and other ranks no part in them") {
   const std::string stats = test::stats_of("front process: calls alone", kAsked);
   CHECK(count_of(stats, "\"message\": {\"calls\": {\"compressed\": 5") == 1);
@@ -159,8 +181,9 @@ TEST_CASE("front: messages need no group, and other ranks no part in them") {
 
 // NCCL ends a message of a group although another one's peer has not come yet.
 TEST_CASE("front process: a circle" * doctest::skip()) {
+  const bool is_asked = std::getenv("ZCOMM_EXCHANGES") != nullptr;
   test::run_program(3, [&](int rank, Comm comm, const Stream& stream) {
-    const Part part({{0, 2, 8000}, {0, 1, 100}, {2, 1, 9000}}, rank, stream);
+    const Part part({{0, 2, 8000}, {0, 1, 100}, {2, 1, 9000}}, rank, stream, is_asked ? 1 : 0);
     if (rank == 1) {
       part.post(2, comm);
       part.post(1, comm);
@@ -171,12 +194,13 @@ TEST_CASE("front process: a circle" * doctest::skip()) {
       require_nccl(nccl::ncclGroupEnd());
       if (rank == 2) part.post(2, comm);
     }
+    part.check();
     require_cuda(cudaStreamSynchronize(stream));
   });
 }
 
 TEST_CASE("front: a message waits for its own peer, not for those of its group") {
-  const auto asked = {std::string("ZCOMM_EXCHANGES=int8:128"), std::string("ZCOMM_NODE_SIZE=1"),
+  const auto asked = {std::string("ZCOMM_EXCHANGES=int8:128/int4:128"), std::string("ZCOMM_NODE_SIZE=1"),
                       std::string("ZCOMM_MIN_BYTES=4096")};
   CHECK(count_of(test::stats_of("front process: a circle", asked), "\"compressed\": ") == 3);
 }

@@ -58,7 +58,7 @@ TEST_CASE("front: the first rule that matches decides, else the variables") {
   CHECK(all_reduces("all_reduce name=other int8:128") == "\"format_exact\": 3");
   CHECK(all_reduces("all_reduce in_place=yes int8:128") == "\"compressed\": 3");
   CHECK(all_reduces("all_reduce in_place=no int8:128") == "\"format_exact\": 3");
-  CHECK(all_reduces("all_reduce caller=zcomm_front* int8:128") == "\"compressed\": 3");
+  CHECK(all_reduces("all_reduce caller=ran* int8:128") == "\"compressed\": 3");
   CHECK(all_reduces("all_reduce caller=libtorch* int8:128") == "\"format_exact\": 3");
   CHECK(all_reduces("all_reduce ranks=2 dtype=float32 exact\nall_reduce int8:128") ==
         "\"compressed\": 1, \"format_exact\": 2");
@@ -68,6 +68,29 @@ TEST_CASE("front: a rule for one exchange leaves the others exact, and a broadca
   const std::string stats = written_with("all_to_all exact/int8:128\nbroadcast int8:128/exact").stats;
   CHECK(count_of(stats, "\"all_to_all\": {\"calls\": {\"compressed\": 1}") == 2);
   CHECK(count_of(stats, "\"broadcast\": {\"calls\": {\"format_exact\": 1}") == 2);
+}
+
+TEST_CASE("front process: calls in place and not" * doctest::skip()) {
+  test::run_program(2, [](int rank, Comm comm, const Stream& stream) {
+    const test::DeviceArray<float> from(8000), to(8000);
+    from.set(std::vector<float>(8000, 1.0f), stream);
+    const std::size_t own = rank == 0 ? 0 : 4000;
+    for (const float* slot : {from.data() + own, to.data()}) {
+      require_nccl(nccl::ncclAllGather(slot, from.data(), 4000, test::kFloat32, comm, stream));
+    }
+    for (float* slot : {from.data() + own, to.data()}) {
+      require_nccl(nccl::ncclReduceScatter(from.data(), slot, 4000, test::kFloat32, test::kSum, comm, stream));
+    }
+  });
+}
+
+TEST_CASE("front: a rule can tell calls in place from others") {
+  const std::string file = "/tmp/zcomm-front-in-place-" + std::to_string(getpid());
+  std::ofstream(file) << "all_gather in_place=yes int8:128\nreduce_scatter in_place=no int8:128";
+  const std::string stats = test::stats_of("front process: calls in place and not",
+                                           {"ZCOMM_RULES=" + file, "ZCOMM_NODE_SIZE=1", "ZCOMM_MIN_BYTES=0"});
+  std::filesystem::remove(file);
+  CHECK(count_of(stats, "{\"calls\": {\"compressed\": 1, \"format_exact\": 1}") == 4);
 }
 
 TEST_CASE("front: a rule that no call matched is named at the end") {

@@ -1,8 +1,7 @@
 """What losing sites costs: three sites train in the network lab. One at a time is killed, and started anew.
 
 python bench/outer_sites.py                                   ten losses; 100 Mbit/s, 50 ms: a quarter of an hour
-python bench/outer_sites.py --seeds 3 --out FILE.json --plot FILE.png
-python bench/outer_sites.py --from FILE.json --plot FILE.png  draws it again
+python bench/outer_sites.py --seeds 3 --out bench/results
 python bench/outer_sites.py --losses 2 --steps 800
 python bench/outer_sites.py --losses 0 --steps 400            two undisturbed runs, which are equal
 
@@ -26,6 +25,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+import results_file
 from zcomm_bench.lab.network import NetLab, kill
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "diloco.py"
@@ -95,81 +95,57 @@ class Run:
             raise RuntimeError(f"expected one loss at all sites, got {losses}")
         loss = losses.pop()
         print(f"{self._title}: loss {loss:.4f}, {seconds:.0f} s", flush=True)
-        return {"loss": loss, "seconds": seconds, "changes": self.changes, "events": self.events}
+        curve = {event["step"]: event["held_out_loss"] for _, _, event in self.events if "step" in event}
+        return {"loss": loss, "seconds": seconds, "changes": self.changes, "curve": curve}
 
 
-def measure(seeds: int, losses: int, steps: int, every: int, rate: str, round_trip_ms: float, out: Path | None) -> Any:
-    """Return settings and runs. ``out`` gets them after each run."""
-    measured: dict[str, Any] = {"seeds": seeds, "losses": losses, "steps": steps, "every": every, "rate": rate}
-    measured |= {"round_trip_ms": round_trip_ms, "note": "", "runs": []}
-    for number in (0, losses):
-        for seed in range(seeds):
-            draw = random.Random(seed)
-            arguments = [f"--steps={steps}", f"--every={every}", f"--seed={seed}", "--decay", "--timeout=20"]
-            with NetLab(SITES + 1, rate, round_trip_ms=round_trip_ms) as lab:
-                measured["note"] = lab.note
-                run = Run(lab, arguments, f"seed {seed}, {number or 'no'} losses")
-                for loss in range(number):
-                    due = (loss + 1) * steps // (number + 1)
-                    while run.reached() < due:
-                        time.sleep(0.1)
-                    run.lose(draw.randrange(SITES), every)
-                measured["runs"].append({"seed": seed, "losses": number, **run.end()})
-            if out is not None:
-                out.write_text(json.dumps(measured))
-    return measured
+def measure(lab: NetLab, seed: int, losses: int, steps: int, every: int) -> dict[str, Any]:
+    draw = random.Random(seed)
+    arguments = [f"--steps={steps}", f"--every={every}", f"--seed={seed}", "--decay", "--timeout=20"]
+    run = Run(lab, arguments, f"seed {seed}, {losses or 'no'} losses")
+    for loss in range(losses):
+        due = (loss + 1) * steps // (losses + 1)
+        while run.reached() < due:
+            time.sleep(0.1)
+        run.lose(draw.randrange(SITES), every)
+    return {"seed": seed, "losses": losses, **run.end()}
 
 
-def pairs(measured: Any) -> list[tuple[Any, Any]]:
-    """Return the undisturbed and the disturbed run of each seed that has both."""
-    seeds, runs = measured["seeds"], measured["runs"]
-    return list(zip(runs[:seeds], runs[seeds:], strict=False))
-
-
-def title(measured: Any) -> str:
-    return f"{SITES} sites, {measured['rate']}, {measured['round_trip_ms']:g} ms, {measured['steps']} inner steps"
-
-
-def show(measured: Any) -> None:
+def show(pairs: list[tuple[Any, Any]], title: str, note: str) -> None:
     """Print a row for each seed, and the mean difference with its standard error."""
-    differences = [100 * (disturbed["loss"] / calm["loss"] - 1) for calm, disturbed in pairs(measured)]
+    differences = [100 * (disturbed["loss"] / calm["loss"] - 1) for calm, disturbed in pairs]
     mean = f"{statistics.fmean(differences):+.2f}"
     if len(differences) > 1:
         mean += f" ± {statistics.stdev(differences) / len(differences) ** 0.5:.2f}"
-    table = Table(title=title(measured), caption=measured["note"], show_footer=True)
+    table = Table(title=title, caption=note, show_footer=True)
     table.add_column("seed", "mean", justify="right")
-    for header in ("undisturbed: loss", "seconds", f"{measured['losses']} losses: loss", "seconds"):
+    for header in ("undisturbed: loss", "seconds", f"{pairs[0][1]['losses']} losses: loss", "seconds"):
         table.add_column(header, justify="right")
     table.add_column("difference %", mean, justify="right")
-    for runs, difference in zip(pairs(measured), differences, strict=True):
+    for runs, difference in zip(pairs, differences, strict=True):
         numbers = [text for run in runs for text in (f"{run['loss']:.4f}", f"{run['seconds']:.0f}")]
         table.add_row(str(runs[0]["seed"]), *numbers, f"{difference:+.2f}")
     Console().print(table)
 
 
-def plot(measured: Any, path: Path) -> None:
-    """Loss on held-out text over inner steps, of the first seed's two runs, with marks where sites went and came."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    labels = ("undisturbed", f"{measured['losses']} losses of a site")
-    for run, label, width in zip(pairs(measured)[0], labels, (3.0, 1.2), strict=True):
-        curve = {event["step"]: event["held_out_loss"] for _, _, event in run["events"] if "step" in event}
-        axes.plot(*zip(*sorted(curve.items()), strict=True), label=label, linewidth=width)
-        for what, marker in (("lost", "C3x"), ("returned", "C2o")):
-            steps = [step for change, _, step, _ in run["changes"] if change == what]
-            if steps:
-                axes.plot(steps, [curve[step] for step in steps], marker, label=f"a site {what}", fillstyle="none")
-    axes.set(xlabel="inner steps", ylabel="loss on held-out text", yscale="log", title=title(measured))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+def keep(folder: Path, pairs: list[tuple[Any, Any]], **facts: Any) -> None:
+    """Keep all losses, and the curves of the first seed."""
+    isa = results_file.own_isa()
+    machine = results_file.cpu_machine(isa)
+    runs = [run for pair in pairs for run in pair]
+    calm, disturbed = pairs[0]
+    points = [
+        {"step": step, "calm": loss, "disturbed": disturbed["curve"].get(step)} for step, loss in calm["curve"].items()
+    ]
+    path = folder / f"outer_sites-{isa}.jsonl"
+    changes = [change[:3] for change in disturbed["changes"]]
+    results_file.keep(
+        path,
+        [
+            results_file.measured("losses", machine, ("seed", "losses", "loss", "seconds"), runs, **facts),
+            results_file.measured("curves", machine, ("step", "calm", "disturbed"), points, changes=changes),
+        ],
+    )
 
 
 def main(
@@ -179,17 +155,18 @@ def main(
     every: int = 50,
     rate: str = "100mbit",
     round_trip_ms: float = 50.0,
-    out: Annotated[Path | None, typer.Option(help="A file for what the sites print, as JSON.")] = None,
-    earlier: Annotated[Path | None, typer.Option("--from", help="A file of --out, in place of runs.")] = None,
-    plot_to: Annotated[Path | None, typer.Option("--plot", help="A picture of the first pair, PNG.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of results.")] = None,
 ) -> None:
-    if earlier is not None:
-        measured = json.loads(earlier.read_text())
-    else:
-        measured = measure(seeds, losses, steps, every, rate, round_trip_ms, out)
-    show(measured)
-    if plot_to is not None:
-        plot(measured, plot_to)
+    runs: dict[tuple[int, bool], Any] = {}
+    for is_disturbed in (False, True):
+        for seed in range(seeds):
+            with NetLab(SITES + 1, rate, round_trip_ms=round_trip_ms) as lab:
+                runs[seed, is_disturbed] = measure(lab, seed, losses * is_disturbed, steps, every)
+                note = lab.note
+    pairs = [(runs[seed, False], runs[seed, True]) for seed in range(seeds)]
+    show(pairs, f"{SITES} sites, {rate}, {round_trip_ms:g} ms, {steps} inner steps", note)
+    if out is not None:
+        keep(out, pairs, rate=rate, round_trip_ms=round_trip_ms, steps=steps, every=every)
 
 
 if __name__ == "__main__":

@@ -41,9 +41,33 @@ def lossless_models(path: Path) -> None:
     pyplot.close(figure)
 
 
+def outer_sites(path: Path) -> None:
+    """Loss of training at sites, with and without losses of one."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    (measurements,) = results_file.load("outer_sites").values()
+    curves = measurements["curves"]
+    for column, label, width in (("calm", "undisturbed", 3.0), ("disturbed", "sites lost and started again", 1.2)):
+        points = [(record["step"], record[column]) for record in curves.records if record[column] is not None]
+        axes.plot(*zip(*points, strict=True), label=label, linewidth=width)
+    losses = dict(points)
+    for what, marker in (("lost", "C3x"), ("returned", "C2o")):
+        steps = [step for change, _, step in curves.facts["changes"] if change == what and step in losses]
+        axes.plot(steps, [losses[step] for step in steps], marker, label=f"a site {what}", fillstyle="none")
+    axes.set(xlabel="inner steps", ylabel="loss on held-out text", yscale="log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
 PICTURES: dict[str, Callable[[Path], None]] = {
     "study": study,
     "lossless_models": lossless_models,
+    "outer_sites": outer_sites,
     **diagrams.DIAGRAMS,
 }
 DARK = ["dark_background", {"figure.facecolor": "#1e2129", "axes.facecolor": "#1e2129", "savefig.facecolor": "#1e2129"}]

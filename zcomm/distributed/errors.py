@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 
-class CorruptedWireError(dist.DistBackendError):
+class CorruptedWireError(dist.DistBackendError):  # type: ignore[misc]  # Any where there is no torch
     """A checksum of the option ``verify`` shows that other bytes have arrived than were sent.
 
     In a collective all ranks raise it whose calls fail because of that, and the text quotes the rank that found it.

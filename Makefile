@@ -94,7 +94,7 @@ build/nccl/%/include/nccl.h: $(VENV)/.tools
 # wait for time-outs half of their time.
 test-cuda-host: build/plain/zcomm_cuda_host_tests build/plain/zcomm_front_tests build/plain/cuda_host/.torch install  ## run the tests of the GPU side on the host: 3 minutes
 	build/plain/zcomm_front_tests
-	$(PY) $(PYTEST) tests/python/codec/test_nccl_front.py
+	$(PY) $(PYTEST) tests/python/codec/test_nccl_front.py tests/python/codec/test_nccl_programs.py
 	build/plain/zcomm_cuda_host_tests & cpp=$$!; TESTS_GPU_DEVICE=stand-in $(PY) $(PYTEST) tests/gpu -m "not job" $(ARGS); \
 	  python=$$?; wait $$cpp && exit $$python
 

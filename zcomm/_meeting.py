@@ -38,7 +38,7 @@ _PAUSE = 0.1
 @dataclass(frozen=True)
 class Registration:
     """``terms``: what sites must have in common. ``joined``: the membership in which the site is, 0 for a new one.
-    ``timeout``: of its calls, in seconds. ``name``: orders the handles of a membership; equal ones by arrival."""
+    ``timeout``: of its calls, in seconds. ``name``: orders the handles of a membership."""
 
     handle: str
     terms: str

@@ -14,7 +14,7 @@ namespace zcomm {
 std::uint64_t checksum(const std::byte* data, std::size_t num_bytes);
 
 // Makes a transport whose messages carry checksums, over `inner`, which must move bytes on the host. All ranks must
-// make one, with the same `every`: of that many calls, counted by begin(), the first has checksums.
+// make one, with the same `every`: one of that many calls between two ranks has checksums, each time another one.
 //
 // Checksums of the messages of one start() to a peer follow them, as one message more. start() computes them, so they
 // cover what happens to a message from then on until Transfer::wait() returns: on the network, in memory that ranks

@@ -22,12 +22,14 @@ struct Sum {
   std::uint64_t num_bytes = 0;  // of the message
 };
 
-// Returns the numbers of the messages that move, by peer, each peer's in their order.
+// Returns the numbers of the messages that move and have checksums, by peer, each peer's in their order.
 template <class Messages>
-std::vector<std::size_t> order_of(const Messages& messages) {
+std::vector<std::size_t> order_of(const Messages& messages, const std::vector<bool>& is_checked) {
   std::vector<std::size_t> order(messages.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::erase_if(order, [&](std::size_t i) { return messages[i].num_bytes == 0; });
+  std::erase_if(order, [&](std::size_t i) {
+    return messages[i].num_bytes == 0 || !is_checked[static_cast<std::size_t>(messages[i].peer)];
+  });
   std::ranges::stable_sort(order, {}, [&](std::size_t i) { return messages[i].peer; });
   return order;
 }
@@ -50,7 +52,11 @@ void add_sums(std::vector<Message>& messages, const std::vector<std::size_t>& or
 
 class CheckedTransport final : public Transport {
  public:
-  CheckedTransport(std::unique_ptr<Transport> inner, std::uint64_t every) : inner_(std::move(inner)), every_(every) {
+  CheckedTransport(std::unique_ptr<Transport> inner, std::uint64_t every)
+      : inner_(std::move(inner)),
+        every_(every),
+        num_calls_(static_cast<std::size_t>(inner_->size())),
+        is_checked_(num_calls_.size(), true) {
     check_argument(!inner_->is_stream_ordered(), "inner: expected a transport on the host, got one of a GPU");
     check_argument(every > 0, "every: expected at least 1, got 0");
   }
@@ -60,16 +66,21 @@ class CheckedTransport final : public Transport {
   void begin(const std::string& call, std::span<const int> peers, std::chrono::milliseconds timeout,
              StreamView stream) override {
     num_transfers_ = 0;
-    is_checked_ = num_calls_++ % every_ == 0;
+    for (const int rank : peers) {  // other ranks may not be in this call
+      const auto peer = static_cast<std::size_t>(rank);
+      // Of `every` calls another one than before, so that all calls of a step have their turn.
+      is_checked_[peer] = num_calls_[peer] % every_ == num_calls_[peer] / every_ % every_;
+      ++num_calls_[peer];
+    }
     inner_->begin(call, peers, timeout, stream);
   }
 
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs,
                                   StreamView stream) override {
-    if (!is_checked_) return inner_->start(sends, recvs, stream);
-    auto transfer = std::make_unique<CheckedTransfer>(num_transfers_++, recvs);
+    auto transfer = std::make_unique<CheckedTransfer>(num_transfers_++, recvs, is_checked_);
     std::vector<Send> sent(sends.begin(), sends.end());
-    const std::vector<std::size_t> order = order_of(sends);
+    const std::vector<std::size_t> order = order_of(sends, is_checked_);
+    if (order.empty() && transfer->order.empty()) return inner_->start(sends, recvs, stream);
     std::vector<Sum>& sums = transfer->sent;
     sums.resize(order.size());
     const Send* last = nullptr;  // what goes to several ranks is summed once, if it is the only message to each
@@ -95,8 +106,11 @@ class CheckedTransport final : public Transport {
 
  private:
   struct CheckedTransfer final : Transfer {
-    CheckedTransfer(int its_number, std::span<const Recv> its_recvs)
-        : number(its_number), recvs(its_recvs.begin(), its_recvs.end()), order(order_of(recvs)), sums(order.size()) {}
+    CheckedTransfer(int its_number, std::span<const Recv> its_recvs, const std::vector<bool>& is_checked)
+        : number(its_number),
+          recvs(its_recvs.begin(), its_recvs.end()),
+          order(order_of(recvs, is_checked)),
+          sums(order.size()) {}
 
     void wait(StreamView stream) override {
       inner->wait(stream);
@@ -121,9 +135,9 @@ class CheckedTransport final : public Transport {
 
   const std::unique_ptr<Transport> inner_;
   const std::uint64_t every_;
-  std::uint64_t num_calls_ = 0;
-  bool is_checked_ = true;
-  int num_transfers_ = 0;  // of the call
+  std::vector<std::uint64_t> num_calls_;  // with each rank
+  std::vector<bool> is_checked_;          // the call in progress, with each rank
+  int num_transfers_ = 0;                 // of the call
 };
 
 }  // namespace

@@ -351,9 +351,9 @@ TEST_CASE("checked transports: 20,000 random faults in memory that ranks share a
   CHECK(usual.move(0) == SharedMemory::Outcome::right);
 }
 
-TEST_CASE("checked transports: messages of the first call and of each n-th one after it have checksums") {
-  // Calls 0 and 3 have two messages: 0 and 1, and 4 and 5.
-  for (const auto& [message, is_found] : {std::pair<std::size_t, bool>{2, false}, {3, false}, {4, true}, {5, true}}) {
+TEST_CASE("checked transports: one of n calls has checksums, each time another one") {
+  // Calls 0 and 4 have two messages: 0 and 1, and 5 and 6.
+  for (const auto& [message, is_found] : {std::pair<std::size_t, bool>{2, false}, {4, false}, {5, true}, {6, true}}) {
     CAPTURE(message);
     Fault fault{message, 9};
     std::vector<std::size_t> counts;
@@ -367,7 +367,7 @@ TEST_CASE("checked transports: messages of the first call and of each n-th one a
           std::make_unique<FaultyTransport>(std::move(inner[static_cast<std::size_t>(rank)]),
                                             rank == 1 ? &fault : nullptr, rank == 1 ? &num_received : nullptr),
           3);
-      for (int call = 0; call < 4; ++call) {
+      for (int call = 0; call < 5; ++call) {
         const std::vector<std::byte> sent(100, std::byte{7});
         std::vector<std::byte> received(100);
         transport->begin("call", {&peer, 1}, kTimeout);
@@ -384,12 +384,40 @@ TEST_CASE("checked transports: messages of the first call and of each n-th one a
       }
     });
     CHECK(fault.is_planted);
-    CHECK(counts == std::vector<std::size_t>{2, 3, 4, 6});
+    CHECK(counts == std::vector<std::size_t>{2, 3, 4, 5, 7});
     CHECK(has_error == is_found);
     CHECK(num_wrong == (is_found ? 0 : 1));
   }
   CHECK_THROWS_WITH_AS(make_checked_transport(std::move(make_local_transports(1)[0]), 0),
                        "every: expected at least 1, got 0", ArgumentError);
+}
+
+TEST_CASE("checked transports: calls of two ranks do not change what the others check") {
+  auto inner = make_local_transports(3);
+  test::run_ranks(3, [&](int rank) {
+    const auto transport = make_checked_transport(std::move(inner[static_cast<std::size_t>(rank)]), 2);
+    for (int call = 0; call < 8; ++call) {
+      std::vector<int> peers;
+      for (int peer = 0; peer < 3; ++peer) {
+        const bool is_of_all = call % 2 != 0;
+        if (peer != rank && (is_of_all || peer + rank == 1)) peers.push_back(peer);
+      }
+      if (peers.empty()) continue;
+      const std::vector<std::byte> sent(100, static_cast<std::byte>(rank));
+      std::vector<std::vector<std::byte>> received(3, std::vector<std::byte>(100));
+      std::vector<Send> sends;
+      std::vector<Recv> recvs;
+      for (const int peer : peers) {
+        sends.push_back({peer, sent.data(), 100});
+        recvs.push_back({peer, received[static_cast<std::size_t>(peer)].data(), 100});
+      }
+      transport->begin("call", peers, kTimeout);
+      transport->start(sends, recvs, {})->wait({});
+      for (const int peer : peers) {
+        CHECK(received[static_cast<std::size_t>(peer)] == std::vector<std::byte>(100, static_cast<std::byte>(peer)));
+      }
+    }
+  });
 }
 
 }  // namespace zcomm

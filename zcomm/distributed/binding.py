@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import zcomm._core as _core
+import zcomm.distributed.errors  # noqa: F401  # whose class C++ raises: no import should happen then
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 _NAME = "zcomm._c10d"  # the same for every torch, and so for the names of its types

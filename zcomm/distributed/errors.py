@@ -8,7 +8,7 @@ import torch.distributed as dist
 class CorruptedWireError(dist.DistBackendError):  # type: ignore[misc]  # Any where there is no torch
     """A checksum of the option ``verify`` shows that other bytes have arrived than were sent.
 
-    In a collective all ranks raise it whose calls fail because of that, and the text quotes the rank that found it.
+    In a collective, each rank whose call fails because of it raises it. The text quotes the rank that found it.
     """
 
     __module__ = "zcomm"

@@ -283,7 +283,7 @@ class Stats:
         lines += [f"auto: {line}" for line in self.explain_auto()]
         if self.others.calls:
             lines.append(f"{self.others.calls} other calls, which are never compressed")
-        lines += [f"{self.corrupted_messages} corrupted messages"] * bool(self.corrupted_messages)
+        lines += [f"corrupted messages: {self.corrupted_messages}"] * bool(self.corrupted_messages)
         if self.node_memory not in ("", "shared", "one rank in this node"):
             lines.append(f"ranks of this node share no memory: {self.node_memory}")
         return "\n".join(lines if len(lines) > 1 else [*lines, "no calls"])
@@ -296,7 +296,7 @@ class Stats:
             for name, calls, size, fewer in rows
         ]
         parts += [f"{name} exact: {calls} {reason} ({size})" for name, reason, calls, size, _ in self._exact_rows()]
-        parts += [f"{self.corrupted_messages} corrupted messages"] * bool(self.corrupted_messages)
+        parts += [f"corrupted messages: {self.corrupted_messages}"] * bool(self.corrupted_messages)
         return "; ".join([*parts, *(f"auto: {line}" for line in self.explain_auto())]) or "no calls"
 
     def _sent_rows(self) -> Iterator[tuple[str, ...]]:

@@ -36,8 +36,8 @@ class Sites:
 
     Args:
         meeting: ``"host:port"`` of the meeting point.
-        name: orders the ranks of sites; equal names by arrival. A site that returns with its name has its old place.
-            The meeting point shows it.
+        name: orders the ranks of sites. Sites with equal names are in the order of their arrival. A site that returns
+            with its name has its old place. The meeting point shows it.
         timeout: seconds after which a call fails that a site does not answer. A site that is alive, but does not come
             when others meet anew, is left out after as many seconds more.
 

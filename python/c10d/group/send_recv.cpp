@@ -110,12 +110,11 @@ class SendRecv::MessageWork final : public ::c10d::Work {
     try {
       if (error) std::rethrow_exception(error);
       if (!*differs_) decode();
+    } catch (const CorruptedWireError& failed) {
+      error = all_.errors_.record(CorruptedWireError(signature_ + ": " + failed.what()));
     } catch (const std::exception& failed) {
       error = std::current_exception();
-      const bool has_moved = dynamic_cast<const CorruptedWireError*>(&failed) != nullptr;
-      if (has_moved) {
-        error = all_.errors_.record(CorruptedWireError(signature_ + ": " + failed.what()));
-      } else if (!signature_.empty()) {
+      if (!signature_.empty()) {
         error = all_.errors_.record(TransportError(signature_ + " did not move: " + failed.what()));
       }
     }

@@ -34,7 +34,7 @@ def counted(folder: str) -> dict[str, float]:
     assert found["zcomm/all_gather/hops/0/intra_node_bytes"] == found["zcomm/all_gather/intra_node_bytes"] > 0
     assert "corrupted" not in f"{stats}{stats.summary()}"
     corrupted = dataclasses.replace(stats, corrupted_messages=2)
-    assert "\n2 corrupted messages" in str(corrupted) and "; 2 corrupted messages" in corrupted.summary()
+    assert "\ncorrupted messages: 2" in str(corrupted) and "; corrupted messages: 2" in corrupted.summary()
     assert all(type(value) is float for value in found.values())
     stats.write_prometheus(Path(folder) / f"rank{dist.get_rank()}.prom")
     zcomm.stats(dist.new_group()).write_prometheus(Path(folder) / f"group{dist.get_rank()}.prom")

@@ -1,4 +1,4 @@
-"""``verify``: checksums behind compressed messages, over real sockets that flip a bit."""
+"""``verify``: checksums behind compressed messages, over sockets and memory that flip a bit."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def sample_2nd(group, following=2):
         dist.all_reduce(ones(), group=group)
     return all_reduce(group)
 
-def sample_17th(group):
-    return sample_2nd(group, following=17)
+def sample_18th(group):
+    return sample_2nd(group, following=18)
 
 def sample_message(group):
     next_call(group)  # the one with checksums
@@ -193,10 +193,15 @@ def ends_of(cases: list[str], shim: Path, folder: Path) -> dict[tuple[str, bool 
         preload = {"LD_PRELOAD": str(shim)} if rank == 0 else {}
         command = [sys.executable, "-c", PROGRAM, str(rank), str(folder / "store"), ",".join(cases)]
         ranks.append(subprocess.Popen(command, env={**os.environ, **preload}, stdout=-1, stderr=-1, text=True))
+    try:
+        printed = [process.communicate(timeout=120) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in ranks] == [0, 0, 0], [errors for _, errors in printed]
     ends: dict[tuple[str, bool | str], list[tuple[End, End, int]]] = {}
-    for process in ranks:
-        shown, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+    for shown, _ in printed:
         for case, verify, *end in map(json.loads, shown.splitlines()):
             ends.setdefault((case, verify), []).append((end[0], end[1], end[2]))
     return ends
@@ -239,9 +244,9 @@ def test_a_planted_fault_is_an_error_of_each_rank_instead_of_a_wrong_value(shim:
 
 @needs_compiler
 def test_a_sample_has_checksums_in_one_of_16_collectives_and_in_all_messages(shim: Path, tmp_path: Path) -> None:
-    found = ends_of(["sample_2nd", "sample_17th", "sample_message"], shim, tmp_path)
+    found = ends_of(["sample_2nd", "sample_18th", "sample_message"], shim, tmp_path)
     assert found["sample_2nd", "sample"] == [(False, True, 0)] * 3
-    for end, following, _ in found["sample_17th", "sample"]:
+    for end, following, _ in found["sample_18th", "sample"]:
         assert end[0] == following[0] == "zcomm.CorruptedWireError"
     assert [end is True for end, _, _ in found["sample_message", "sample"]] == [True, False, True]
     assert found["sample_message", "sample"][1][0][0] == "zcomm.CorruptedWireError"

@@ -16,7 +16,9 @@ from support import expected, nccl_program
 from support.tiny_llama import require
 
 BUILT = nccl_program.CORE.parent
-needs_front = pytest.mark.skipif(not BUILT.exists(), reason="the front is not built: make test-cuda-host")
+needs_front = pytest.mark.skipif(
+    not (BUILT / "libzcomm_nccl.so").exists(), reason="the front is not built: make test-cuda-host"
+)
 
 
 @needs_front

@@ -114,7 +114,7 @@ def test_a_site_with_other_arguments_is_refused(board: Board) -> None:
         sites.start("c", functools.partial(runs.make, connections=2))
         sites.processes["c"].join(20)
         assert "connections=2" in sites.error("c") and "protocol" in sites.error("c")
-        assert {event["sites"] for event in sites.events("a")} == {1}
+        assert {event["sites"] for event in sites.finish("a")["a"]} == {1}
 
 
 def test_a_loaded_state_is_that_of_all(board: Board) -> None:

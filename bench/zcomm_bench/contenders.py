@@ -184,13 +184,14 @@ def make_contenders(spec: Spec, node_size: int | None) -> list[Contender]:
 
 def _make(spec: Spec, name: str, node_size: int | None) -> Contender:
     kind, _ = parse_backend(name, spec.device)
+    new_group: Any = dist.new_group  # torch 2.14: it returns a number to other ranks
     if kind in ("gloo", "nccl", "exact_all_to_all"):
-        group = dist.new_group(backend="nccl" if spec.device == "cuda" else "gloo")
+        group = new_group(backend="nccl" if spec.device == "cuda" else "gloo")
         return ExactAllToAll(name, group) if kind == "exact_all_to_all" else Contender(name, group)
     chosen, options = _formats(spec, name, node_size)
     if kind == "naive":
-        return Naive(name, dist.new_group(backend="gloo"), chosen)
-    return Zcomm(name, dist.new_group(backend="zcomm", pg_options=options), chosen)
+        return Naive(name, new_group(backend="gloo"), chosen)
+    return Zcomm(name, new_group(backend="zcomm", pg_options=options), chosen)
 
 
 def check_formats(spec: Spec) -> None:

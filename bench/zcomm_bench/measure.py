@@ -212,7 +212,7 @@ def _rehearsals(members: Group, nodes: int, ranks_per_node: int, device: torch.d
     # As HSDP's replicas have it.
     reduced = formats.all_reduce if formats.all_reduce != "exact" else formats.reduce_scatter
     options = Options(compress="auto", decisions="", min_bytes=1, all_reduce=reduced, forms="single")
-    group = dist.new_group(
+    group: Any = dist.new_group(
         dist.get_process_group_ranks(members), backend="zcomm", pg_options=options, use_local_synchronization=True
     )
     kinds = [(name, False) for name in DTYPES if not getattr(options, name).startswith("exact")]

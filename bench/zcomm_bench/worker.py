@@ -340,7 +340,7 @@ def overhead(batch: int) -> list[dict[str, Any]]:
     It is the calling thread's processor time, of the fastest batch: how gloo's thread is woken, and on which core,
     is the machine's affair and varies by more than what is measured here.
     """
-    groups = {"gloo": dist.new_group(backend="gloo"), "zcomm": dist.new_group(backend="zcomm")}
+    groups: dict[str, Any] = {"gloo": dist.new_group(backend="gloo"), "zcomm": dist.new_group(backend="zcomm")}
     one, other = torch.ones(1), torch.ones(1)
     calls: dict[str, Callable[[dist.ProcessGroup], object]] = {
         "all_reduce": lambda group: dist.all_reduce(one, group=group),

@@ -25,7 +25,8 @@ def new_exact_group(ranks: Sequence[int] | None = None, **fields: Any) -> Proces
     backend = "cpu:gloo,cuda:nccl" if dist.is_nccl_available() and torch.cuda.is_available() else "gloo"
     device, world.bound_device_id = world.bound_device_id, None
     try:
-        group: ProcessGroup = dist.new_group(ranks, backend=backend, **fields)
+        made: Any = dist.new_group(ranks, backend=backend, **fields)  # torch 2.14: or a number, for other ranks
+        group: ProcessGroup = made
         return group
     finally:
         world.bound_device_id = device

@@ -64,7 +64,8 @@ class GroupErrors {
     const std::string text = "zcomm, rank " + std::to_string(rank_) + " of group '" + group_uid_ + "'" +
                              (place.empty() ? "" : ", in " + place) + ": " + error.what();
     if (first_.empty()) first_ = text;
-    if (std::string_view(error.what()).find(kCorrupted) != std::string::npos) return std::make_exception_ptr(CorruptedWire(text));
+    if (std::string_view(error.what()).find(kCorrupted) != std::string::npos)
+      return std::make_exception_ptr(CorruptedWire(text));
     return std::make_exception_ptr(
         c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, text));
   }

@@ -182,7 +182,7 @@ $(VENV)/.ready: $(VENV)/.tools
 	@$(PY) -c 'import torch' 2>/dev/null \
 	  || $(PYTHON) -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null \
 	  >"$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/torch_of_python.pth" \
-	  || $(call INSTALL_TORCH,$(PY),2.14.1)
+	  || $(call INSTALL_TORCH,$(PY),2.13.0)
 	$(PY) -m pip install -q 'scikit-build-core>=0.10'
 	touch $@
 

@@ -31,7 +31,12 @@ def test_a_package_that_opens_nccl_by_its_name(package: str, asks: bool, tmp_pat
         importlib.import_module("nccl.bindings")
     (tmp_path / "libnccl.so.2").symlink_to(BUILT / "libzcomm_nccl.so")
     asked = {"ZCOMM_ALL_REDUCE": "int8:128", "ZCOMM_EXCHANGES": "int8:128"} if asks else {}
-    names = {"LD_LIBRARY_PATH": str(tmp_path), "ZCOMM_NCCL_LIB": str(BUILT / "libnccl.so.2")}
+    # The first, because packages prefer a wheel of NCCL to what they would find by name, but not to what is loaded.
+    names = {
+        "LD_PRELOAD": "libnccl.so.2",
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "ZCOMM_NCCL_LIB": str(BUILT / "libnccl.so.2"),
+    }
     env = {**os.environ, **names, **asked, "ZCOMM_NODE_SIZE": "1", "ZCOMM_STATS": str(tmp_path / "stats")}
     program = [sys.executable, nccl_program.__file__, package]
     ranks = [subprocess.Popen([*program, str(rank), str(tmp_path)], env=env, stderr=-1) for rank in range(2)]

@@ -54,6 +54,10 @@ class Device:
 def nccl4py(device: Device) -> Any:
     from nccl.bindings import nccl
 
+    def new_id() -> bytes:
+        made = nccl.get_unique_id()  # owns the memory
+        return ctypes.string_at(made.ptr, 128)
+
     def connect(unique_id: bytes, rank: int) -> Any:
         held = nccl.UniqueId.from_buffer(bytearray(unique_id))
         comm = nccl.comm_init_rank(2, held.ptr, rank)
@@ -66,7 +70,7 @@ def nccl4py(device: Device) -> Any:
         )
 
     return SimpleNamespace(
-        new_id=lambda: ctypes.string_at(nccl.get_unique_id().ptr, 128),
+        new_id=new_id,
         connect=connect, group_start=nccl.group_start, group_end=nccl.group_end,
     )  # fmt: skip
 

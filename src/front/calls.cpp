@@ -144,7 +144,7 @@ void for_each_stream(const std::vector<Posted>& posted, Work&& work) {
   for (const auto& [key, messages] : by_stream) work(key.first->messages(), messages);
 }
 
-// Makes the real library refuse the group that is open, of which it launches nothing then.
+// Makes the real library refuse the open group, so that it launches none of its calls.
 void spoil_group(const Request& request) {
   const nccl::Library& nccl = nccl::library();
   nccl.Send(nullptr, 0, nccl::kInt8, /*peer=*/-1, request.comm, request.stream);

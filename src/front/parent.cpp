@@ -161,7 +161,7 @@ std::string Parent::connect(const NcclUniqueId& unique_id, const Topology& topol
   options.unique_id = unique_id;
   options.rank = rank_;
   options.peers = has_all_pairs_ ? topology.others(rank_) : topology.peers(rank_);
-  options.agreement = agreement();
+  options.agreement = settings().agreement(name_);
   options.interruption = [fate = fate_] { return std::string(fate->is_aborted ? "it was aborted" : ""); };
   options.on_failure = [fate = fate_, text = where()](const std::string& reason) {
     if (!fate->is_in_use || fate->has_failed.exchange(true) || fate->is_aborted) return;
@@ -193,10 +193,11 @@ NcclBootstrap Parent::exchange(std::uint64_t token, bool makes_id) {
 void Parent::locate() {
   ask_size();
   if (size_ == 1) return;
-  const std::vector<std::uint64_t> agreements = exchange(fnv1a(agreement()), /*makes_id=*/false).tokens;
+  const std::string own = settings().agreement(name_);
+  const std::vector<std::uint64_t> agreements = exchange(fnv1a(own), /*makes_id=*/false).tokens;
   const auto other = std::ranges::find_if(agreements, [&](std::uint64_t each) { return each != agreements[0]; });
   check_argument(other == agreements.end(), "settings: expected the same on all ranks, got others on rank ",
-                 other - agreements.begin(), " than on rank 0; rank ", rank_, " has ", agreement());
+                 other - agreements.begin(), " than on rank 0; rank ", rank_, " has ", own);
   const NcclBootstrap met = exchange(host_token(), /*makes_id=*/false);
   const Topology topology(nodes_of(met.tokens));
   num_nodes_ = topology.num_nodes();
@@ -300,7 +301,7 @@ Result Parent::settle() {
   for (;;) {
     {
       const std::lock_guard lock(poll_mutex_);
-      if (is_aborted()) return Result::remote_error;
+      if (has_left_) return Result::remote_error;
       Result state = Result::in_progress;
       const Result asked = nccl::library().CommGetAsyncError(comm_, &state);
       if (asked != Result::success || state != Result::in_progress) return asked != Result::success ? asked : state;
@@ -309,11 +310,13 @@ Result Parent::settle() {
   }
 }
 
+void Parent::leave() {
+  const std::lock_guard lock(poll_mutex_);
+  has_left_ = true;
+}
+
 void Parent::abort() noexcept {
   fate_->is_aborted = true;
-  {
-    const std::lock_guard polls(poll_mutex_);
-  }  // the program may free its communicator afterwards
   const std::lock_guard lock(mutex_);
   if (communicator_ != nullptr) communicator_->abort("the program aborted its communicator");
 }

@@ -26,7 +26,6 @@ class Parent {
   Parent(nccl::Comm comm, std::string name) : comm_(comm), name_(std::move(name)) {}
 
   const std::string& name() const { return name_; }
-  std::string agreement() const { return concat(settings().agreement(), "named '", name_, "', "); }
   // Returns a text that is the same on all ranks, once they have met.
   const std::string& identity() const { return identity_; }
   bool has_met() const { return state_ != State::fresh; }
@@ -56,8 +55,10 @@ class Parent {
   // Queues a collective that decide() compresses on its stream. Throws what Communicator::run() throws.
   void run(const Request& request);
 
-  // Waits until the real library has put what the program has called on its streams.
+  // Waits until the real library has put what the program has called on its streams. After leave() it is an error.
   nccl::Result settle();
+  // The program ends its communicator, which nothing asks afterwards.
+  void leave();
 
   // Makes the call in progress and all later ones throw.
   void abort() noexcept;
@@ -114,7 +115,8 @@ class Parent {
   mutable std::mutex mutex_;  // guards the pointer against abort()
   std::shared_ptr<Communicator> communicator_;
   std::vector<std::shared_ptr<void>> kept_;  // until the end: freeing it waits for work that may wait for a peer
-  std::mutex poll_mutex_;                    // guards the program's communicator against an abort while it is asked
+  std::mutex poll_mutex_;                    // guards the next one, and the communicator while it is asked
+  bool has_left_ = false;
   Messages messages_;
   Tally tally_;
 };

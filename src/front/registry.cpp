@@ -53,6 +53,7 @@ std::shared_ptr<Parent> known_parent_of(nccl::Comm comm) {
 std::shared_ptr<Parent> end_communicator(nccl::Comm comm, bool aborts) {
   std::shared_ptr<Parent> parent = known_parent_of(comm);
   if (parent == nullptr) return parent;
+  parent->leave();
   if (aborts) {
     parent->abort();
   } else {

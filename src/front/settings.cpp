@@ -121,12 +121,16 @@ std::vector<Rule> read_rules(const std::string& path) {
   return rules;
 }
 
+bool fits(const std::string& pattern, const std::string& text) {
+  return fnmatch(pattern.c_str(), text.c_str(), 0) == 0;
+}
+
 }  // namespace
 
-std::string Settings::agreement() const {
+std::string Settings::agreement(const std::string& name) const {
   std::string text = concat("zcomm's front of NCCL, calls of at least ", min_bytes, " bytes, ");
   for (const HopFormats& each : formats) text += concat(each, ", ");
-  for (const Rule& rule : rules) text += rule.text + ", ";
+  for (const Rule& rule : rules) text += rule.text + (fits(rule.name, name) ? ", " : " (for another name), ");
   return concat(text, node_size, " ranks per node, ");
 }
 
@@ -138,10 +142,6 @@ bool is_in_place(const Request& request, int rank) {
   const auto* const to = static_cast<const std::byte*>(request.to);
   if (request.collective == Collective::all_gather) return from == to + slot;
   return request.collective == Collective::reduce_scatter ? from + slot == to : from == to;
-}
-
-bool fits(const std::string& pattern, const std::string& text) {
-  return fnmatch(pattern.c_str(), text.c_str(), 0) == 0;
 }
 
 }  // namespace

@@ -45,8 +45,8 @@ struct Settings {
   bool is_possible = false;  // the build and NCCL can compress
   std::string why_not;       // that is_possible is false, if nobody has been told
 
-  // Returns all that ranks must have alike.
-  std::string agreement() const;
+  // Returns all that ranks must have alike for a communicator with this name: of names, which rules they match.
+  std::string agreement(const std::string& name) const;
 
   // Returns the formats of a call whose tensor has `bytes`, on a communicator with this name and size.
   const HopFormats& formats_of(const Request& request, const std::string& name, int rank, int size,

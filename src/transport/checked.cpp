@@ -77,10 +77,11 @@ class CheckedTransport final : public Transport {
 
   std::unique_ptr<Transfer> start(std::span<const Send> sends, std::span<const Recv> recvs,
                                   StreamView stream) override {
-    auto transfer = std::make_unique<CheckedTransfer>(num_transfers_++, recvs, is_checked_);
-    std::vector<Send> sent(sends.begin(), sends.end());
     const std::vector<std::size_t> order = order_of(sends, is_checked_);
-    if (order.empty() && transfer->order.empty()) return inner_->start(sends, recvs, stream);
+    std::vector<std::size_t> order_of_recvs = order_of(recvs, is_checked_);
+    if (order.empty() && order_of_recvs.empty()) return inner_->start(sends, recvs, stream);
+    auto transfer = std::make_unique<CheckedTransfer>(num_transfers_++, recvs, std::move(order_of_recvs));
+    std::vector<Send> sent(sends.begin(), sends.end());
     std::vector<Sum>& sums = transfer->sent;
     sums.resize(order.size());
     const Send* last = nullptr;  // what goes to several ranks is summed once, if it is the only message to each
@@ -106,10 +107,10 @@ class CheckedTransport final : public Transport {
 
  private:
   struct CheckedTransfer final : Transfer {
-    CheckedTransfer(int its_number, std::span<const Recv> its_recvs, const std::vector<bool>& is_checked)
+    CheckedTransfer(int its_number, std::span<const Recv> its_recvs, std::vector<std::size_t> its_order)
         : number(its_number),
           recvs(its_recvs.begin(), its_recvs.end()),
-          order(order_of(recvs, is_checked)),
+          order(std::move(its_order)),
           sums(order.size()) {}
 
     void wait(StreamView stream) override {

@@ -1,5 +1,5 @@
-// Tests of the front's messages: each has the bits of its own encoding, and groups wait for nothing that NCCL would not
-// wait for. A case that calls NCCL is skipped by default: another one runs it in a process with its variables.
+// Tests of the front's messages: each has the bits of its own encoding. A group waits only for what NCCL would wait
+// for. A case that calls NCCL is skipped by default: another one runs it in a process with its variables.
 #include <deque>
 
 #include "front_cases.hpp"
@@ -199,7 +199,7 @@ TEST_CASE("front process: a circle" * doctest::skip()) {
   });
 }
 
-TEST_CASE("front: a message waits for its own peer, not for those of its group") {
+TEST_CASE("front: a message waits only for its own peer") {
   const auto asked = {std::string("ZCOMM_EXCHANGES=int8:128/int4:128"), std::string("ZCOMM_NODE_SIZE=1"),
                       std::string("ZCOMM_MIN_BYTES=4096")};
   CHECK(count_of(test::stats_of("front process: a circle", asked), "\"compressed\": ") == 3);
@@ -303,21 +303,32 @@ TEST_CASE("front process: a rank that makes a communicator" * doctest::skip()) {
   require_cuda(cudaSetDevice(rank));
   nccl::Config config = nccl::config_of(22809);
   config.blocking = 1;
+  config.comm_name = rank == 0 ? "first" : "second";
   Comm comm = nullptr;
+  const bool is_refused = std::getenv("TESTS_REFUSED") != nullptr;
   CHECK(nccl::ncclCommInitRankConfig(&comm, 2, test::id_from_hex(std::getenv("NCCL_TEST_ID")), rank, &config) ==
-        Result::invalid_argument);
+        (is_refused ? Result::invalid_argument : Result::success));
   require_nccl(nccl::ncclCommDestroy(comm));
 }
 
-TEST_CASE("front: messages with other settings on the ranks are an error when their communicator is made") {
-  const std::string id = test::to_hex(make_nccl_unique_id());
-  std::vector<pid_t> ranks;
-  for (const char* format : {"int8:128", "fp8:128"}) {  // as long
-    ranks.push_back(test::spawn_case("front process: a rank that makes a communicator",
-                                     {std::string("ZCOMM_EXCHANGES=") + format, "NCCL_TEST_ID=" + id,
-                                      "NCCL_TEST_RANK=" + std::to_string(ranks.size())}));
-  }
-  for (const pid_t rank : ranks) CHECK(test::outcome_of(rank) == "ends well");
+TEST_CASE("front: ranks with other settings get an error when their communicator is made; names may differ") {
+  const std::string file = "/tmp/zcomm-front-names-" + std::to_string(getpid());
+  std::ofstream(file) << "message name=first int8:128";
+  const std::string rules = "ZCOMM_RULES=" + file, int8 = "ZCOMM_EXCHANGES=int8:128", fp8 = "ZCOMM_EXCHANGES=fp8:128";
+  const auto make = [](const std::string& of_first, const std::string& of_second, const std::string& end) {
+    const std::string id = "NCCL_TEST_ID=" + test::to_hex(make_nccl_unique_id());
+    const auto spawn = [&](const std::string& setting, const std::string& rank) {
+      return test::spawn_case("front process: a rank that makes a communicator",
+                              {setting, id, end + "=1", "NCCL_TEST_RANK=" + rank});
+    };
+    for (const pid_t rank : {spawn(of_first, "0"), spawn(of_second, "1")}) {
+      CHECK(test::outcome_of(rank) == "ends well");
+    }
+  };
+  make(int8, int8, "TESTS_MADE");
+  make(int8, fp8, "TESTS_REFUSED");     // as long
+  make(rules, rules, "TESTS_REFUSED");  // of one rank
+  std::filesystem::remove(file);
 }
 
 }  // namespace zcomm

@@ -19,8 +19,8 @@ import zcomm
 
 SHIM = Path(__file__).parents[2] / "support" / "corrupt_bytes.cpp"
 
-# Each case has groups of its own, as an error ends a group. Rank 0 plants a fault in the call. Prints for each case
-# and value of verify, how that call and the next one have ended here, and what this rank has counted.
+# Each case makes new groups, because an error ends a group. Rank 0 plants a fault in the call. For each case and value
+# of verify, each rank prints how that call and the next one ended, and its counter.
 PROGRAM = """
 import ctypes, json, re, sys, torch, torch.distributed as dist, zcomm
 from torch.nn.parallel import DistributedDataParallel

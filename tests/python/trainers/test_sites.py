@@ -68,7 +68,7 @@ def test_a_site_that_was_taken_for_lost_returns(board: Board) -> None:
 
 
 def test_names_order_ranks(board: Board) -> None:
-    """Sites come in another order than that of their names. One is killed, and has its old rank when it returns."""
+    """Sites do not come in the order of their names. One is killed. When it returns, it has its old rank."""
     with runs.Sites(board, pause=0.02) as sites:
         for size, name in enumerate("cab", 1):
             sites.start(name)
